@@ -1,0 +1,1 @@
+"""How one server is started, asked and stopped: data to argv; starts nothing itself."""

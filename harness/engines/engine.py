@@ -1,0 +1,156 @@
+"""What an engine is: data in, argv, paths and meanings out. Nothing here starts a process or opens a socket.
+
+`run` does the acting: it starts `Command`s, asks `paths`, and hands the answers back to the engine to be understood.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Scalar = str | int | float | bool | None
+Dialect = Literal["chat", "completions", "generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model a server is to serve: a local path and the name requests use."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server as the plan resolved it.
+
+    `args` are the engine's own long flag names without dashes, in the recipe's order; True is a bare flag, None and
+    False leave it out, a list repeats or joins as the engine wants. `python` is the interpreter of the built
+    environment, None for an engine that needs none.
+    """
+
+    engine: str
+    host: str
+    port: int
+    model: Model | None = None
+    args: Mapping[str, Scalar | Sequence[Scalar]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to execute, without a shell."""
+
+    argv: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopPolicy:
+    """How this engine likes to be stopped: which signal first, and how long it may take."""
+
+    signals: tuple[str, ...] = ("SIGTERM",)
+    grace_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Names on `/metrics` for what we read as deltas or gauges; None where the engine does not say.
+
+    Counter names are as prometheus_client's parser gives samples (with `_total` where the server writes it).
+    """
+
+    prompt_tokens: str | None = None
+    generated_tokens: str | None = None
+    drafts: str | None = None
+    draft_tokens: str | None = None
+    accepted_tokens: str | None = None
+    cached_tokens: str | None = None
+    preemptions: str | None = None
+    running: str | None = None
+    waiting: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A log line that says how a server died or will die (`regex`, Python syntax), and what to do about it."""
+
+    name: str
+    regex: str
+    remedy: str
+    retry: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """A log line worth showing while a server starts."""
+
+    name: str
+    regex: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters, pinned for a whole run and echoed in its record."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    top_p: float | None = None
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Whether a promised feature engaged: True with lines that prove it, False with lines that disprove it, None unknown."""
+
+    feature: str
+    engaged: bool | None
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one launch showed, for judging features: answers by path, log text, counter deltas by metric name."""
+
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+    deltas: Mapping[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One serving engine. All members are pure."""
+
+    name: str
+    simulated: bool
+    needs_environment: bool
+    needs_model: bool
+    ready_path: str
+    models_path: str
+    metrics_path: str | None
+    effective_paths: tuple[str, ...]
+    flush: tuple[str, str] | None
+    counters: Counters
+    features: tuple[str, ...]
+    signatures: tuple[Signature, ...]
+    milestones: tuple[Milestone, ...]
+    stop: StopPolicy
+
+    def command(self, server: Server) -> Command:
+        """Argv and variables that start this server."""
+        ...
+
+    def request(
+        self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str
+    ) -> tuple[str, dict[str, Any]]:
+        """Path and JSON body of one streaming request; `prompt` is a text or a list of chat messages."""
+        ...
+
+    def effective(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration the server says it runs with, flattened to `name: scalar`, from `effective_paths` answers."""
+        ...
+
+    def evidence(self, feature: str, observed: Observed) -> Evidence:
+        """Whether a feature engaged."""
+        ...

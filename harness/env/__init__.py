@@ -1,0 +1,1 @@
+"""What software is this, exactly? spec -> lock -> build (+ patch) -> validate."""

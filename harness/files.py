@@ -1,0 +1,101 @@
+"""Reading and writing: atomic writes, digests, one canonical JSON.
+
+Every file the harness writes is either replaced whole (`write_atomic`) or appended by whole lines (`append_line`),
+so that a reader, or a run that was killed, never sees half of one.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+
+_BLOCK = 1 << 20
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Hex sha256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal bytes. NaN and infinity are refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """Hex sha256 over the canonical JSON of a value: the identity of plans, cells and locks."""
+    return sha256_bytes(canonical_json(value).encode())
+
+
+def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
+    """Replace a file whole, or leave the old one: write beside it, fsync, rename."""
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write `{path}`: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write `{path}`: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Replace a JSON file whole; indented, because people read them."""
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", mode=mode)
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON file.
+
+    Raises:
+        InputError: the file is missing, unreadable or not JSON; says which.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"`{path}` is not valid JSON: {error}") from error
+
+
+def append_line(path: Path, line: str, *, sync: bool = False) -> None:
+    """Append one line in one write, so that concurrent readers see whole lines only."""
+    with path.open("ab", buffering=0) as stream:
+        stream.write(line.encode() + b"\n")
+        if sync:
+            os.fsync(stream.fileno())
+
+
+def read_json_lines(path: Path) -> Iterator[Any]:
+    """The complete JSON lines of a file that may still be growing; a torn last line is left out."""
+    with path.open("rb") as stream:
+        for raw in stream:
+            if not raw.endswith(b"\n"):
+                return
+            with contextlib.suppress(ValueError):
+                yield json.loads(raw)

@@ -1,0 +1,1 @@
+"""Offer load, stamp arrivals, parse afterwards."""

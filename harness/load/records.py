@@ -1,0 +1,65 @@
+"""What the load client writes down: one record a request, raw times only. Everything else is derived in `stats`.
+
+All times are seconds as float on one monotonic clock whose zero is the level's own start; the level's record says what
+wall-clock instant that was. `None` means not known, never zero.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One arrival that carried generated tokens.
+
+    `at_s` is the kernel's receive stamp where there is one, else the read time; `read_s` is when the client read it.
+    `tokens` is how many generated tokens it carried, None where the server does not say. `merged` marks a chunk that
+    was not the last event in its read: its true arrival lies between the previous stamp and `at_s`.
+    """
+
+    at_s: float
+    read_s: float
+    tokens: int | None = None
+    merged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request from schedule to end. `ok` is False with a `reason` when it may not be a sample."""
+
+    index: int
+    slot: int
+    phase: str  # "warmup" or "measure"
+    prompt_id: str
+    sent_s: float
+    end_s: float
+    ok: bool
+    reason: str | None = None
+    detail: str | None = None
+    scheduled_s: float | None = None  # open loop: when it was due
+    queued_s: float | None = None  # time it waited for a free slot in the client
+    connect_s: float | None = None  # time its connection took to open, apart from everything else
+    status: int | None = None
+    chunks: tuple[Chunk, ...] = ()
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    requested_tokens: int | None = None
+    counter: str | None = None  # who counted output_tokens: "usage", "stream", "tokenizer:NAME"
+    finish_reason: str | None = None
+    text_sha256: str | None = None
+    text: str | None = None
+    kernel_stamps: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)  # engine facts: draft_n, accepted, verify counts ...
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored, one line of `requests.jsonl`; chunks become `[at, read, tokens, merged]` lists."""
+        data = asdict(self)
+        data["chunks"] = [[c.at_s, c.read_s, c.tokens, int(c.merged)] for c in self.chunks]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "RequestRecord":
+        """What `to_json` wrote."""
+        chunks = tuple(Chunk(at, read, tokens, bool(merged)) for at, read, tokens, merged in data["chunks"])
+        return cls(**{**data, "chunks": chunks})

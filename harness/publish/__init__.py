@@ -1,0 +1,1 @@
+"""Numbers into things people read."""

@@ -1,0 +1,1 @@
+"""What will be run, exactly? recipe -> plan."""

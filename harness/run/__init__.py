@@ -1,0 +1,1 @@
+"""Make it happen; leave nothing behind."""

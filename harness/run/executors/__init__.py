@@ -1,0 +1,1 @@
+"""Turn one neutral plan into running processes."""

@@ -1,0 +1,1 @@
+"""Every formula once; pure."""

@@ -1,0 +1,356 @@
+"""Files people write, read strictly: YAML with positions, models without unknown keys, every fault at once.
+
+`read` gives plain data plus the place each value came from; `merge` lays one document over another and keeps those
+places, so that a fault in an inherited value names the line it was written on; `parse` turns data into a model.
+"""
+
+import datetime
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from harness.errors import Fault, InputError, Location
+
+Pointer = tuple[str | int, ...]
+
+
+class Strict(BaseModel):
+    """Base of every model read from a file: frozen, no coercion, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain data from a YAML file, and where each value was written."""
+
+    path: str
+    data: Any
+    places: Mapping[Pointer, Location] = field(default_factory=dict)
+
+    def locate(self, pointer: Pointer) -> Location | None:
+        """Where a value was written: its own place, or its nearest ancestor's."""
+        for length in range(len(pointer), -1, -1):
+            if (place := self.places.get(pointer[:length])) is not None:
+                return place
+        return None
+
+    def fault(self, pointer: Pointer, message: str, hint: str | None = None) -> Fault:
+        """A fault at a value of this document."""
+        return Fault(message, self.locate(pointer), hint)
+
+
+def read(path: Path) -> Document:
+    """Read one YAML file (YAML 1.2, duplicate keys refused).
+
+    Raises:
+        InputError: the file cannot be read, is not YAML, or is not a mapping; with line and column where there is one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"`{path}` is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    return read_text(text, str(path))
+
+
+def read_text(text: str, path: str) -> Document:
+    """`read` for text already in hand; `path` is what messages call it."""
+    try:
+        tree = YAML(typ="rt").load(text)
+    except DuplicateKeyError as error:
+        mark = error.problem_mark
+        raise InputError.of([Fault(_first_line(error.problem), _at(path, mark))]) from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise InputError.of(
+            [Fault(f"not valid YAML: {_first_line(error.problem)}", _at(path, mark))]
+        ) from error
+    except YAMLError as error:
+        raise InputError(f"`{path}` is not valid YAML: {_first_line(str(error))}") from error
+    places: dict[Pointer, Location] = {(): Location(path, 1, 1)}
+    faults: list[Fault] = []
+    data = _plain(tree, (), path, places, faults)
+    if not isinstance(data, dict):
+        seen = "empty" if data is None else f"a {type(data).__name__}"
+        faults.append(Fault(f"a mapping was expected at the top, the file is {seen}", places[()]))
+    if faults:
+        raise InputError.of(faults)
+    return Document(path, data, places)
+
+
+def merge(base: Document, over: Document) -> Document:
+    """Lay `over` on `base`: mappings merge, everything else replaces, `null` deletes; places follow their values."""
+    places = dict(base.places)
+    data = _merge(base.data, over.data, (), places, over.places)
+    return Document(over.path, data, places)
+
+
+def parse(document: Document, model: type[M], *, under: Pointer = ()) -> M:
+    """Check a document's data against a model.
+
+    Args:
+        document: what `read` or `merge` gave.
+        model: the strict model.
+        under: the part of the document to take.
+
+    Raises:
+        InputError: every fault at once, each with its line and, for a misspelt key, a suggestion.
+    """
+    data = document.data
+    for step in under:
+        data = data[step]
+    try:
+        return model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        faults = [_explain(document, data, under, model, dict(item)) for item in error.errors()]
+        raise InputError.of(sorted(_unique(faults), key=_line)) from error
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """A hint for a misspelt word, or the list of what there is when nothing is near."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return "known: " + ", ".join(f"`{choice}`" for choice in choices) if choices else None
+
+
+def _plain(
+    node: Any, pointer: Pointer, path: str, places: dict[Pointer, Location], faults: list[Fault]
+) -> Any:
+    """Round-trip YAML nodes to plain values, noting the place of each."""
+    if isinstance(node, CommentedMap):
+        result: dict[str, Any] = {}
+        for key, value in node.items():
+            line, column = node.lc.key(key) if key in (node.lc.data or {}) else (node.lc.line, node.lc.col)
+            place = Location(path, line + 1, column + 1)
+            if not isinstance(key, str):
+                faults.append(Fault(f"keys are text, got `{key}`", place, "put it in quotes"))
+                continue
+            places[(*pointer, str(key))] = place
+            result[str(key)] = _plain(value, (*pointer, str(key)), path, places, faults)
+        return result
+    if isinstance(node, CommentedSeq):
+        items = []
+        for index, value in enumerate(node):
+            line, column = node.lc.item(index)
+            places[(*pointer, index)] = Location(path, line + 1, column + 1)
+            items.append(_plain(value, (*pointer, index), path, places, faults))
+        return items
+    return _scalar(node, pointer, path, places, faults)
+
+
+def _scalar(
+    node: Any, pointer: Pointer, path: str, places: Mapping[Pointer, Location], faults: list[Fault]
+) -> Any:
+    if node is None or isinstance(node, bool):
+        return node
+    if isinstance(node, int):
+        return int(node)
+    if isinstance(node, float):
+        if not math.isfinite(node):
+            faults.append(Fault(f"a finite number was expected, got {float(node)}", places.get(pointer)))
+            return 0.0
+        return float(node)
+    if isinstance(node, datetime.date | datetime.datetime):
+        return node.isoformat()
+    if isinstance(node, str):
+        return str(node)
+    faults.append(
+        Fault(
+            f"plain YAML was expected, got a {type(node).__name__}", places.get(pointer, Location(path, 1, 1))
+        )
+    )
+    return None
+
+
+def _merge(
+    base: Any, over: Any, pointer: Pointer, places: dict[Pointer, Location], new: Mapping[Pointer, Location]
+) -> Any:
+    if isinstance(base, dict) and isinstance(over, dict):
+        result = dict(base)
+        for key, value in over.items():
+            below = (*pointer, key)
+            if value is None:
+                result.pop(key, None)
+                _forget(places, below)
+            elif key in result:
+                result[key] = _merge(result[key], value, below, places, new)
+            else:
+                result[key] = _stripped(value)
+                _adopt(places, below, new)
+        if pointer in new:
+            places[pointer] = new[pointer]
+        return result
+    _forget(places, pointer)
+    _adopt(places, pointer, new)
+    return _stripped(over)
+
+
+def _stripped(value: Any) -> Any:
+    """A value without its `null` entries: deleting what is not there is nothing."""
+    if isinstance(value, dict):
+        return {key: _stripped(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _forget(places: dict[Pointer, Location], pointer: Pointer) -> None:
+    for known in [known for known in places if known[: len(pointer)] == pointer]:
+        del places[known]
+
+
+def _adopt(places: dict[Pointer, Location], pointer: Pointer, new: Mapping[Pointer, Location]) -> None:
+    places.update({known: place for known, place in new.items() if known[: len(pointer)] == pointer})
+
+
+def _explain(
+    document: Document, data: Any, under: Pointer, model: type[BaseModel], error: dict[str, Any]
+) -> Fault:
+    """One pydantic error in the words of someone who writes YAML."""
+    kind, context = str(error["type"]), error.get("ctx") or {}
+    pointer, known_at = _pointer(data, model, tuple(error["loc"]), missing=kind == "missing")
+    name = _dotted((*under, *pointer))
+    hint = None
+    if kind == "extra_forbidden":
+        message = f"unknown key `{name}`"
+        hint = suggest(str(pointer[-1]), known_at)
+    elif kind == "missing":
+        message = f"`{name}` is missing"
+        pointer = pointer[:-1]
+    else:
+        seen = error.get("input")
+        message = f"`{name}`: {_sentence(kind, str(error['msg']), context)}"
+        if not isinstance(seen, dict | list):
+            message += f", got {_shown(seen)}"
+        if kind in {"string_type"} and isinstance(seen, int | float):
+            hint = f'put it in quotes: "{seen}"'
+        elif kind in {"literal_error", "enum"} and isinstance(seen, str):
+            hint = suggest(
+                seen,
+                [
+                    word.strip().strip("'")
+                    for word in str(context.get("expected", "")).replace(" or ", ",").split(",")
+                ],
+            )
+    return Fault(message, document.locate((*under, *pointer)), hint)
+
+
+def _pointer(data: Any, model: Any, loc: Pointer, *, missing: bool) -> tuple[Pointer, set[str]]:
+    """A pydantic `loc` without the tags of unions, and the keys known at its last step."""
+    pointer: list[str | int] = []
+    known: set[str] = set()
+    here: Any = data
+    annotations: list[Any] = [model]
+    for position, step in enumerate(loc):
+        fields = _fields(annotations)
+        last = position == len(loc) - 1
+        inside = (isinstance(here, dict) and step in here) or (
+            isinstance(here, list) and isinstance(step, int) and step < len(here)
+        )
+        if not inside and not (last and missing):
+            annotations = [a for a in annotations if getattr(a, "__name__", None) == step] or annotations
+            continue
+        pointer.append(step)
+        known = set(fields)
+        annotations = _below(annotations, fields, step)
+        here = here[step] if inside else None
+    return tuple(pointer), known
+
+
+def _models(annotation: Any) -> list[Any]:
+    """The models an annotation may stand for."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in {typing.Union, types.UnionType, typing.Annotated}:
+        return [found for part in typing.get_args(annotation) for found in _models(part)]
+    return []
+
+
+def _fields(annotations: list[Any]) -> dict[str, Any]:
+    return {
+        info.alias or name: info.annotation
+        for annotation in annotations
+        for found in _models(annotation)
+        for name, info in found.model_fields.items()
+    }
+
+
+def _below(annotations: list[Any], fields: Mapping[str, Any], step: str | int) -> list[Any]:
+    if step in fields:
+        return [fields[str(step)]]
+    below: list[Any] = []
+    for annotation in annotations:
+        for part in [annotation, *typing.get_args(annotation)]:
+            if typing.get_origin(part) in {list, tuple, dict}:
+                below += [
+                    inner for inner in typing.get_args(part) if inner is not Ellipsis and inner is not str
+                ]
+    return below
+
+
+def _sentence(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if kind == "greater_than_equal":
+        return f"must be at least {context['ge']}"
+    if kind == "greater_than":
+        return f"must be greater than {context['gt']}"
+    if kind == "less_than_equal":
+        return f"must be at most {context['le']}"
+    if kind == "too_short":
+        return (
+            "must not be empty"
+            if context.get("min_length") == 1
+            else f"needs at least {context.get('min_length')} items"
+        )
+    plain = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    return (
+        plain
+        if kind == "value_error"
+        else f"must be {plain}"
+        if message.startswith("Input should be ")
+        else plain
+    )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
+
+
+def _dotted(pointer: Pointer) -> str:
+    text = ""
+    for step in pointer:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text or "the file"
+
+
+def _unique(faults: Iterable[Fault]) -> list[Fault]:
+    return list(dict.fromkeys(faults))
+
+
+def _line(fault: Fault) -> tuple[int, int]:
+    return (fault.where.line, fault.where.column) if fault.where else (0, 0)
+
+
+def _at(path: str, mark: Any) -> Location | None:
+    return Location(path, mark.line + 1, mark.column + 1) if mark else None
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "unreadable").strip().splitlines()[0]
