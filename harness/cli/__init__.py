@@ -1,0 +1,53 @@
+"""The edge: verbs, messages, exit codes. stdout is data, stderr is talk; errors are caught here, once.
+
+Each module of this room registers its verbs with `register(verbs)`; a verb is a function of the parsed arguments that
+returns an exit code. Verbs import what they need inside the function, so that `harness --help` starts at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from harness import __version__
+from harness.cli import bench, environments, experiments, results
+from harness.cli.talk import Talk
+from harness.errors import HarnessError
+
+EXIT_CODES = """exit codes:
+  0 done   1 the answer is no   2 the input is wrong   3 lock missing, stale or drifted   4 could not build
+  5 server failed   6 ran, but the measurement is not valid   130 interrupted"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns its exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    talk = Talk.from_arguments(arguments)
+    arguments.talk = talk
+    try:
+        return int(arguments.run(arguments))
+    except HarnessError as error:
+        talk.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        talk.line("interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`harness show | head`): not our fault, and nothing more to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="harness",
+        description="Declare an environment and an experiment in git; get numbers that can be trusted, and their proof.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"harness {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for room in (environments, experiments, results, bench):
+        room.register(verbs)
+    return parser

@@ -1,0 +1,7 @@
+"""Verbs: plan, run."""
+
+from harness.cli.talk import Verbs
+
+
+def register(verbs: Verbs) -> None:
+    """Add this room's verbs."""
