@@ -76,14 +76,18 @@ class InputError(HarnessError):
     """A file, argument or site fact is wrong."""
 
     exit_code = 2
+    faults: tuple[Fault, ...] = ()
 
     @classmethod
     def of(cls, faults: Sequence[Fault], *, hint: str | None = None) -> "InputError":
-        """All faults of one input as one error."""
+        """All faults of one input as one error, which keeps them in `faults`."""
         if len(faults) == 1:
             fault = faults[0]
-            return cls(str(Fault(fault.message, fault.where)), hint=fault.hint or hint)
-        return cls(f"{len(faults)} faults", details=[str(fault) for fault in faults], hint=hint)
+            error = cls(str(Fault(fault.message, fault.where)), hint=fault.hint or hint)
+        else:
+            error = cls(f"{len(faults)} faults", details=[str(fault) for fault in faults], hint=hint)
+        error.faults = tuple(faults)
+        return error
 
 
 class LockError(HarnessError):

@@ -1,0 +1,155 @@
+"""The recipe file: what people write to say what is to be measured. Strict; positions are kept by `harness.strict`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.strict import Strict
+
+Scalar = str | int | float | bool | None
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+
+
+class ModelFile(Strict):
+    """The model to serve: a path on this site, or a file that a locked package of the environment carries."""
+
+    path: str | None = Field(default=None, description="file or folder; `${VAR}` takes a site fact")
+    from_env: str | None = Field(default=None, description="path below the environment's site-packages")
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", description="checked before launch")
+    name: str | None = Field(default=None, description="what requests call it; default: the file's name")
+    revision: str | None = None
+    family: str | None = Field(default=None, description="for rules: kimi-k2.5, llama, ...")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.from_env is None):
+            raise ValueError("exactly one of `path` and `from_env` says where the model is")
+        return self
+
+
+class ServerSection(Strict):
+    """One server: its engine and what it is started with."""
+
+    engine: str
+    args: dict[str, Scalar | list[Scalar]] = Field(default={}, description="the engine's long flags without dashes")
+    unchecked: list[str] = Field(default=[], description="arguments passed as they are, never checked")
+    variables: dict[str, str] = Field(default={}, description="environment variables of the server")
+    secrets: list[str] = Field(default=[], description="names of variables passed through and never stored")
+    host: str = "127.0.0.1"
+    port: int | None = Field(default=None, ge=1, le=65535, description="default: a free one")
+    url: str | None = Field(default=None, description="engine `attach`: where the running server is")
+
+
+class Workload(Strict):
+    """What is asked of the server."""
+
+    prompts: str = Field(description="a prompt set in recipes/prompts, or a JSONL file")
+    max_tokens: Count
+    temperature: float = Field(default=0.0, ge=0)
+    seed: int | None = 0
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    ignore_eos: bool = True
+    dialect: Literal["chat", "completions", "generate"] = "chat"
+    cold: bool = Field(default=True, description="no prompt may be in the server's prefix cache")
+    keep_text: bool = Field(default=True, description="store answers, for output equivalence")
+
+
+class Warmup(Strict):
+    """Requests that are not measured: before the first level, and at the head of every level."""
+
+    requests: int = Field(default=5, ge=0, description="after launch, before the first level, at concurrency 1")
+    level_requests: int | None = Field(default=None, ge=0, description="at each level's head; default: its concurrency")
+    drain: bool = Field(default=False, description="end the level's warm-up before measuring")
+
+
+class Sweep(Strict):
+    """The load levels of one launch. Exactly one of `concurrency`, `rate` and `serial` says what a level is."""
+
+    concurrency: list[Count] | None = Field(default=None, min_length=1)
+    rate: list[Seconds] | None = Field(default=None, min_length=1, description="requests a second, open loop")
+    serial: Count | None = Field(default=None, description="requests one after another, each on its own connection")
+    requests: Count | None = Field(default=None, description="per level; default max(30, 4*C)")
+    duration_s: Seconds | None = None
+    burstiness: float = Field(default=1.0, gt=0, description="open loop: 1 is Poisson, larger is more regular")
+    order: Literal["ascending", "shuffled"] = "ascending"
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in ("concurrency", "rate") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError("`concurrency` and `rate` exclude each other")
+        if not given and self.serial is None:
+            raise ValueError("no level: give `concurrency`, `rate` or `serial`")
+        for name in given:
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"`{name}` names a level twice")
+        return self
+
+
+class Compare(Strict):
+    """Which arms are compared, what they may differ in, and how often each is launched."""
+
+    base: str
+    treatment: list[str] = Field(default=[], description="patterns of what may differ; default: what the arms set")
+    accept: list[str] = Field(
+        default=[], description="effective settings that may differ because the treatment moves them"
+    )
+    launches: Count = 1
+    order: Literal["abba", "random"] = "abba"
+    seed: int = 0
+    margin: float = Field(default=0.02, gt=0, lt=1, description="a ratio this near 1 is no difference")
+    aa: bool = Field(default=False, description="run the base against itself: the noise floor")
+
+
+class DocTarget(Strict):
+    """A marked block in a Markdown file that the run keeps up to date."""
+
+    doc: str
+    block: str
+
+
+class Timeouts(Strict):
+    """Deadlines; each must be shorter than the one that holds it."""
+
+    request_s: Seconds | None = None
+    level_s: Seconds | None = None
+    start_s: Seconds = 600.0
+    run_s: Seconds | None = None
+
+
+class Setup(Strict):
+    """The part of a recipe an arm may change."""
+
+    env: str | None = None
+    model: ModelFile | None = None
+    server: ServerSection
+    workload: Workload
+
+
+class Recipe(Strict):
+    """A whole recipe, before its arms are worked out."""
+
+    recipe: Name
+    question: str
+    env: str | None = None
+    model: ModelFile | None = None
+    server: ServerSection
+    arms: dict[Name, dict[str, object]] = Field(default={"only": {}}, min_length=1)
+    matrix: dict[str, list[Scalar]] = Field(
+        default={}, description="dotted path -> values; every combination is an arm"
+    )
+    zip: dict[str, list[Scalar]] = Field(default={}, description="dotted path -> values, taken side by side")
+    exclude: list[dict[str, Scalar]] = Field(default=[], description="combinations to leave out")
+    workload: Workload
+    warmup: Warmup = Warmup()
+    sweep: Sweep
+    compare: Compare | None = None
+    expect: dict[str, list[str]] = Field(default={}, description="arm -> features that must prove to be engaged")
+    publish: list[DocTarget | Literal["logbook"]] = []
+    timeouts: Timeouts = Timeouts()
+    on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = "stop"
+    allow_drift: str | None = Field(default=None, description="why a drifted environment may run all the same")
+    accept: dict[str, str] = Field(default={}, description="rule id -> why the recipe goes on all the same")
