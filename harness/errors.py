@@ -81,6 +81,7 @@ class InputError(HarnessError):
     @classmethod
     def of(cls, faults: Sequence[Fault], *, hint: str | None = None) -> "InputError":
         """All faults of one input as one error, which keeps them in `faults`."""
+        faults = sorted(faults, key=_position)
         if len(faults) == 1:
             fault = faults[0]
             error = cls(str(Fault(fault.message, fault.where)), hint=fault.hint or hint)
@@ -118,3 +119,7 @@ class Interrupted(HarnessError):
     """The user asked to stop."""
 
     exit_code = 130
+
+
+def _position(fault: Fault) -> tuple[str, int, int]:
+    return (fault.where.path, fault.where.line, fault.where.column) if fault.where else ("", 0, 0)

@@ -1,0 +1,391 @@
+"""The plan: every launch, level, prompt slice and identity of a run, decided before anything starts.
+
+`make` is a function of values: the expanded recipe and the `Found` facts (lock identities, prompt digests, model
+digests) in, a `Plan` out. The plan is one JSON file that any executor carries out unchanged.
+"""
+
+import fnmatch
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness import __version__
+from harness.errors import Fault, InputError
+from harness.files import digest
+from harness.recipe import identity
+from harness.recipe.expand import Arm, Expanded
+from harness.recipe.schema import Compare, DocTarget, Setup, Sweep
+from harness.stats.level import Stored
+
+FORMAT = "harness.plan/1"
+_REQUEST_BASE_S = 30.0  # what a request may take before its first token
+_TOKEN_S = 1.0  # and per token: slower than the slowest published per-request rate (2.9 tok/s at C=250)
+_ATTACH = "attach"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """A prompt set as the plan needs it."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was looked up for a recipe: `environments` name -> env_id, `prompts` name -> facts, `models` arm -> digests."""
+
+    environments: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, PromptFacts] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, str | int | None]] = field(default_factory=dict)
+    measurement: str = ""
+    recipe_sha256: str = ""
+
+
+class PlannedLevel(Stored):
+    """One load level, with every number resolved."""
+
+    name: str  # "c8", "r2.5", "serial"
+    mode: Literal["closed", "open", "serial"]
+    concurrency: int | None = None
+    rate: float | None = None
+    burstiness: float | None = None
+    requests: int | None = None
+    duration_s: float | None = None
+    warmup_requests: int = 0
+    drain: bool = False
+    request_timeout_s: float
+    level_timeout_s: float
+
+
+class PlannedCell(Stored):
+    """One level of one launch: the unit that is measured, stored, and reused."""
+
+    cell_id: str
+    level: PlannedLevel
+    first_prompt: int
+    prompts: int
+    wrapped: bool = False
+    identity: dict[str, Any]
+
+
+class PlannedLaunch(Stored):
+    """One server start and the cells measured on it, in order."""
+
+    name: str  # "01-baseline"
+    arm: str
+    block: int
+    replicate: int
+    warmup_requests: int
+    cells: tuple[PlannedCell, ...]
+
+
+class PlannedModel(Stored):
+    """Which model, and what identifies it."""
+
+    path: str | None = None
+    from_env: str | None = None
+    name: str
+    sha256: str | None = None
+    family: str | None = None
+    facts: dict[str, str | int | None] = {}
+
+
+class PlannedArm(Stored):
+    """One arm: everything its servers are started with and asked."""
+
+    name: str
+    env: str | None
+    env_id: str | None
+    engine: str
+    args: dict[str, Any]
+    unchecked: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
+    host: str
+    port: int | None = None
+    url: str | None = None
+    model: PlannedModel | None = None
+    workload: dict[str, Any]
+    expect: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+class Finding(Stored):
+    """Something worth knowing before the run: a rule that fires, a prompt set that wraps around."""
+
+    severity: str
+    id: str
+    message: str
+    where: str | None = None
+    remedy: str | None = None
+    source: str | None = None
+
+
+class Plan(Stored):
+    """A whole run, decided."""
+
+    format: str = FORMAT
+    harness: str = __version__
+    measurement: str
+    recipe: str
+    recipe_path: str
+    recipe_sha256: str
+    question: str
+    arms: dict[str, PlannedArm]
+    launches: tuple[PlannedLaunch, ...]
+    compare: dict[str, Any] | None = None
+    publish: tuple[dict[str, str], ...] = ()
+    start_timeout_s: float
+    run_timeout_s: float | None = None
+    on_failure: str = "stop"
+    allow_drift: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The plan's identity: sha256 of its canonical JSON."""
+        return digest(self.model_dump(mode="json"))
+
+    def cells(self) -> Iterator[tuple[PlannedLaunch, PlannedCell]]:
+        """Every cell with its launch, in the order they run."""
+        for launch in self.launches:
+            for cell in launch.cells:
+                yield launch, cell
+
+
+def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> Plan:
+    """Decide a whole run.
+
+    Raises:
+        InputError: the arms differ in something the declared treatment does not name.
+    """
+    recipe = expanded.recipe
+    arms = {arm.name: _arm(arm, expanded, found) for arm in expanded.arms}
+    if recipe.compare:
+        _check_treatment(expanded, recipe.compare)
+        if recipe.compare.aa:
+            base = arms[recipe.compare.base]
+            arms = {base.name: base, f"{base.name}-again": base.model_copy(update={"name": f"{base.name}-again"})}
+    launches = tuple(_launches(expanded, arms, found))
+    wraps = [
+        Finding(
+            severity="warning",
+            id="prompts-wrap",
+            message=f"launch `{launch.name}` needs more prompts than `{arms[launch.arm].workload['prompts']}` has; "
+            "those used again carry a numbered first line, so that no prefix is cached",
+        )
+        for launch in launches[:1]
+        if any(cell.wrapped for cell in launch.cells)
+    ]
+    return Plan(
+        measurement=found.measurement,
+        recipe=recipe.recipe,
+        recipe_path=str(expanded.path),
+        recipe_sha256=found.recipe_sha256,
+        question=recipe.question,
+        arms=arms,
+        launches=launches,
+        compare=_compare(recipe.compare, expanded),
+        publish=tuple(_target(target) for target in recipe.publish),
+        start_timeout_s=recipe.timeouts.start_s,
+        run_timeout_s=recipe.timeouts.run_s,
+        on_failure=recipe.on_failure,
+        allow_drift=recipe.allow_drift,
+        findings=(*findings, *wraps),
+    )
+
+
+def treatment(overrides: Sequence[Sequence[str]], declared: Sequence[str]) -> list[str]:
+    """Patterns of what arms may differ in: what the recipe declares, else what its arms set."""
+    return list(declared) or sorted({path for paths in overrides for path in paths})
+
+
+def _arm(arm: Arm, expanded: Expanded, found: Found) -> PlannedArm:
+    setup = arm.setup
+    model = None
+    if setup.model:
+        source = setup.model.path or setup.model.from_env or ""
+        model = PlannedModel(
+            path=setup.model.path,
+            from_env=setup.model.from_env,
+            name=setup.model.name or source.rstrip("/").rsplit("/", 1)[-1],
+            sha256=setup.model.sha256,
+            family=setup.model.family,
+            facts=dict(found.models.get(arm.name, {})),
+        )
+    server = setup.server
+    return PlannedArm(
+        name=arm.name,
+        env=setup.env,
+        env_id=found.environments.get(setup.env) if setup.env else None,
+        engine=server.engine,
+        args=dict(server.args),
+        unchecked=tuple(server.unchecked),
+        variables=dict(server.variables),
+        secrets=tuple(server.secrets),
+        host=server.host,
+        port=server.port,
+        url=server.url,
+        model=model,
+        workload={**setup.workload.model_dump(), "prompts_sha256": found.prompts[setup.workload.prompts].sha256},
+        expect=tuple(expanded.recipe.expect.get(arm.name, ())),
+        overrides=arm.overrides,
+    )
+
+
+def _launches(expanded: Expanded, arms: Mapping[str, PlannedArm], found: Found) -> Iterator[PlannedLaunch]:
+    recipe = expanded.recipe
+    compare = recipe.compare
+    number = 0
+    for block, names in enumerate(blocks(list(arms), compare)):
+        for name in names:
+            number += 1
+            cells = tuple(_cells(expanded, arms[name], block, found))
+            yield PlannedLaunch(
+                name=f"{number:02d}-{name}",
+                arm=name,
+                block=block,
+                replicate=block,
+                warmup_requests=0 if recipe.warmup.requests == 0 else recipe.warmup.requests,
+                cells=cells,
+            )
+
+
+def blocks(arms: list[str], compare: Compare | None) -> list[list[str]]:
+    """The order of launches: one list a block, each arm once in each. `abba` turns every second block around."""
+    if compare is None:
+        return [arms]
+    if compare.order == "random":
+        source = random.Random(compare.seed)
+        return [source.sample(arms, len(arms)) for _ in range(compare.launches)]
+    return [arms if block % 2 == 0 else arms[::-1] for block in range(compare.launches)]
+
+
+def _cells(expanded: Expanded, arm: PlannedArm, block: int, found: Found) -> Iterator[PlannedCell]:
+    recipe = expanded.recipe
+    size = found.prompts[arm.workload["prompts"]].size
+    levels = [planned_level(level, expanded, arm) for level in sweep_levels(recipe.sweep)]
+    if recipe.sweep.order == "shuffled":
+        random.Random(f"{recipe.compare.seed if recipe.compare else 0}:{block}").shuffle(levels)
+    needs = [(level.requests or size) + level.warmup_requests for level in levels]
+    start = recipe.warmup.requests + block * (sum(needs) + recipe.warmup.requests)
+    used = recipe.warmup.requests
+    for level, need in zip(levels, needs, strict=True):
+        used += need
+        facts = cell_identity(arm, level, start, block, found.measurement)
+        yield PlannedCell(
+            cell_id=identity.cell_id(facts),
+            level=level,
+            first_prompt=start,
+            prompts=need,
+            wrapped=used > size,
+            identity=facts,
+        )
+        start += need
+
+
+def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, measurement: str) -> dict[str, Any]:
+    """Everything that can move the numbers of one cell (design: section 3), ready for its sha256."""
+    model = arm.model.model_dump(include={"path", "from_env", "name", "sha256", "facts"}) if arm.model else None
+    return {
+        "env_id": arm.env_id,
+        "engine": arm.engine,
+        "args": arm.args,
+        "unchecked": list(arm.unchecked),
+        "variables": arm.variables,
+        "url": arm.url,
+        "model": model,
+        "workload": arm.workload,
+        "level": level.model_dump(),
+        "first_prompt": first,
+        "replicate": block,
+        "measurement": measurement,
+    }
+
+
+def sweep_levels(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """The levels a sweep names, ascending; serial first, because it is the quietest."""
+    if sweep.serial:
+        yield {"name": "serial", "mode": "serial", "concurrency": 1, "requests": sweep.serial}
+    for concurrency in sorted(sweep.concurrency or ()):
+        default = None if sweep.duration_s else max(30, 4 * concurrency)
+        yield {
+            "name": f"c{concurrency}",
+            "mode": "closed",
+            "concurrency": concurrency,
+            "requests": sweep.requests or default,
+            "duration_s": sweep.duration_s,
+        }
+    for rate in sorted(sweep.rate or ()):
+        default = None if sweep.duration_s else max(30, math.ceil(4 * rate))
+        yield {
+            "name": f"r{rate:g}",
+            "mode": "open",
+            "rate": rate,
+            "burstiness": sweep.burstiness,
+            "requests": sweep.requests or default,
+            "duration_s": sweep.duration_s,
+        }
+
+
+def planned_level(level: Mapping[str, Any], expanded: Expanded, arm: PlannedArm) -> PlannedLevel:
+    """A level with its warm-up and its deadlines.
+
+    A request may take 30 s and one second a token unless the recipe says otherwise; a level as many requests after
+    one another as its fullest slot has, and one more.
+    """
+    recipe = expanded.recipe
+    tokens = int(arm.workload["max_tokens"])
+    request_s = recipe.timeouts.request_s or _REQUEST_BASE_S + _TOKEN_S * tokens
+    head = recipe.warmup.level_requests
+    warm = (level.get("concurrency") or 0) if head is None else head
+    if level["mode"] == "serial":
+        warm = 0
+    rounds = math.ceil(((level["requests"] or 0) + warm) / (level.get("concurrency") or 1)) + 1
+    level_s = recipe.timeouts.level_s or (level.get("duration_s") or 0) + request_s * rounds
+    return PlannedLevel(
+        **level,
+        warmup_requests=warm,
+        drain=recipe.warmup.drain,
+        request_timeout_s=request_s,
+        level_timeout_s=level_s,
+    )
+
+
+def _check_treatment(expanded: Expanded, compare: Compare) -> None:
+    """Two arms may differ only in the declared treatment; a difference it does not name is a fault of the recipe."""
+    if not compare.treatment:
+        return
+    faults: list[Fault] = []
+    for arm in expanded.arms:
+        for path in arm.overrides:
+            if not any(fnmatch.fnmatchcase(path, pattern) for pattern in compare.treatment):
+                faults.append(
+                    Fault(
+                        f"arm `{arm.name}` sets `{path}`, which `compare.treatment` does not name",
+                        arm.place(*path.split(".")),
+                        "name it in `compare.treatment`, or set it for all arms",
+                    )
+                )
+    if faults:
+        raise InputError.of(faults)
+
+
+def _compare(compare: Compare | None, expanded: Expanded) -> dict[str, Any] | None:
+    if compare is None:
+        return None
+    patterns = treatment([arm.overrides for arm in expanded.arms], compare.treatment)
+    return {**compare.model_dump(), "treatment": patterns}
+
+
+def _target(target: DocTarget | str) -> dict[str, str]:
+    return {"kind": "logbook"} if isinstance(target, str) else {"kind": "doc", "doc": target.doc, "block": target.block}
+
+
+def setups(expanded: Expanded) -> Iterator[tuple[str, Setup]]:
+    """Each arm's name and setup, for looking facts up."""
+    for arm in expanded.arms:
+        yield arm.name, arm.setup
