@@ -20,11 +20,11 @@ def cell_id(identity: Mapping[str, Any]) -> str:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """How two identities differ, in words: `workload.max_tokens changed from 64 to 128`."""
     before, after = dict(_flat(old)), dict(_flat(new))
-    found = []
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            found.append(f"{name} changed from {_shown(before, name)} to {_shown(after, name)}")
-    return found
+    return [
+        f"{name} changed from {_shown(before, name)} to {_shown(after, name)}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
 
 
 def model_facts(path: Path) -> dict[str, str | int | None]:

@@ -35,7 +35,7 @@ class PromptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was looked up for a recipe: `environments` name -> env_id, `prompts` name -> facts, `models` arm -> digests."""
+    """What was looked up for a recipe: env_id by environment, facts by prompt set, model digests by arm."""
 
     environments: Mapping[str, str] = field(default_factory=dict)
     prompts: Mapping[str, PromptFacts] = field(default_factory=dict)
@@ -78,6 +78,7 @@ class PlannedLaunch(Stored):
     arm: str
     block: int
     replicate: int
+    first_prompt: int
     warmup_requests: int
     cells: tuple[PlannedCell, ...]
 
@@ -249,7 +250,8 @@ def _launches(expanded: Expanded, arms: Mapping[str, PlannedArm], found: Found) 
                 arm=name,
                 block=block,
                 replicate=block,
-                warmup_requests=0 if recipe.warmup.requests == 0 else recipe.warmup.requests,
+                first_prompt=cells[0].first_prompt - recipe.warmup.requests,
+                warmup_requests=recipe.warmup.requests,
                 cells=cells,
             )
 
@@ -299,7 +301,7 @@ def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, 
         "url": arm.url,
         "model": model,
         "workload": arm.workload,
-        "level": level.model_dump(),
+        "level": level.model_dump(exclude={"request_timeout_s", "level_timeout_s"}),
         "first_prompt": first,
         "replicate": block,
         "measurement": measurement,
@@ -359,17 +361,16 @@ def _check_treatment(expanded: Expanded, compare: Compare) -> None:
     """Two arms may differ only in the declared treatment; a difference it does not name is a fault of the recipe."""
     if not compare.treatment:
         return
-    faults: list[Fault] = []
-    for arm in expanded.arms:
-        for path in arm.overrides:
-            if not any(fnmatch.fnmatchcase(path, pattern) for pattern in compare.treatment):
-                faults.append(
-                    Fault(
-                        f"arm `{arm.name}` sets `{path}`, which `compare.treatment` does not name",
-                        arm.place(*path.split(".")),
-                        "name it in `compare.treatment`, or set it for all arms",
-                    )
-                )
+    faults = [
+        Fault(
+            f"arm `{arm.name}` sets `{path}`, which `compare.treatment` does not name",
+            arm.place(*path.split(".")),
+            "name it in `compare.treatment`, or set it for all arms",
+        )
+        for arm in expanded.arms
+        for path in arm.overrides
+        if not any(fnmatch.fnmatchcase(path, pattern) for pattern in compare.treatment)
+    ]
     if faults:
         raise InputError.of(faults)
 

@@ -1,0 +1,45 @@
+"""LOGBOOK.md: append-only. The harness adds an entry per run, failures included; people write decisions between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import InputError
+from harness.files import append_line
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run, as the logbook tells it."""
+
+    date: str
+    run_id: str
+    recipe: str
+    question: str
+    verdict: str
+    environments: Sequence[str]
+    surprises: Sequence[str] = ()
+
+    def text(self) -> str:
+        """The entry as Markdown."""
+        lines = [
+            f"## {self.date} run: {self.recipe}",
+            "",
+            f"- question: {self.question}",
+            f"- answer: {self.verdict}",
+            f"- run: `{self.run_id}`; environment: {', '.join(self.environments) or 'none'}",
+            *(f"- note: {surprise}" for surprise in self.surprises),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def append(path: Path, entry: Entry) -> bool:
+    """Add an entry; a run that is already there is not added twice. Returns whether it was added."""
+    if not path.is_file():
+        raise InputError(f"there is no `{path}`", hint="make LOGBOOK.md with a title line; the harness only appends")
+    text = path.read_text(encoding="utf-8")
+    if f"run: `{entry.run_id}`" in text:
+        return False
+    gap = "" if text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    append_line(path, gap + entry.text().rstrip("\n"))
+    return True

@@ -1,0 +1,197 @@
+"""The run folder: right at every instant, readable while it grows, after a kill, and a year later.
+
+runs/RUN_ID/
+  plan.json      before anything starts
+  run.json       state: planned, running, done, failed, interrupted; replaced whole at each change
+  facts.json     what machine this was
+  events.jsonl   what happened, one line each, as it happens
+  launches/NN-ARM/
+    launch.json  what was started, what it said of itself, how it stopped
+    server.log
+    levels/NAME/ requests.jsonl (a line a request, as it ends)  level.json (last: the cell is finished)
+  comparison.json
+"""
+
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from harness.errors import InputError
+from harness.files import append_line, read_json, read_json_lines, write_json
+from harness.load.records import RequestRecord
+from harness.recipe.plan import Plan
+from harness.stats.level import LevelResult, Stored
+
+FORMAT = "harness.run/1"
+S = TypeVar("S", bound=Stored)
+_PRIVATE_DIR = 0o700
+_PRIVATE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    def plan(self) -> Plan:
+        """The plan this run carries out."""
+        return _stored(Plan, self.path / "plan.json")
+
+    def state(self) -> dict[str, Any]:
+        """`run.json`; a folder without one never got past its plan."""
+        path = self.path / "run.json"
+        return dict(read_json(path)) if path.is_file() else {"state": "planned"}
+
+    def facts(self) -> dict[str, Any]:
+        """Machine facts, empty when not yet collected."""
+        path = self.path / "facts.json"
+        return dict(read_json(path)) if path.is_file() else {}
+
+    def launch_folder(self, launch: str) -> Path:
+        """Where one launch keeps its files."""
+        return self.path / "launches" / launch
+
+    def level_folder(self, launch: str, level: str) -> Path:
+        """Where one cell keeps its files."""
+        return self.launch_folder(launch) / "levels" / level
+
+    def launch(self, name: str) -> dict[str, Any]:
+        """`launch.json` of one launch, empty when it never started."""
+        path = self.launch_folder(name) / "launch.json"
+        return dict(read_json(path)) if path.is_file() else {}
+
+    def level(self, launch: str, level: str) -> LevelResult | None:
+        """One finished cell, None where it is not finished."""
+        path = self.level_folder(launch, level) / "level.json"
+        return _stored(LevelResult, path) if path.is_file() else None
+
+    def levels(self) -> Iterator[tuple[str, LevelResult]]:
+        """Every finished cell with its launch, in the plan's order."""
+        for launch, cell in self.plan().cells():
+            if (result := self.level(launch.name, cell.level.name)) is not None:
+                yield launch.name, result
+
+    def requests(self, launch: str, level: str) -> Iterator[RequestRecord]:
+        """The requests of one cell as stored so far; a torn last line is left out."""
+        path = self.level_folder(launch, level) / "requests.jsonl"
+        if path.is_file():
+            yield from (RequestRecord.from_json(line) for line in read_json_lines(path))
+
+    def write_state(self, state: str, **more: Any) -> None:
+        """Replace `run.json`; what was there and is not named now stays."""
+        current = self.state()
+        write_json(
+            self.path / "run.json",
+            {**current, "format": FORMAT, "state": state, "at": now(), **more},
+            mode=_PRIVATE,
+        )
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Store the machine facts."""
+        write_json(self.path / "facts.json", facts, mode=_PRIVATE)
+
+    def write_launch(self, name: str, record: Mapping[str, Any]) -> None:
+        """Replace one `launch.json`."""
+        write_json(self.launch_folder(name) / "launch.json", {"format": "harness.launch/1", **record}, mode=_PRIVATE)
+
+    def write_level(self, launch: str, result: LevelResult) -> None:
+        """Finish a cell: its `level.json` is the mark that it is whole."""
+        path = self.level_folder(launch, str(result.level["name"])) / "level.json"
+        write_json(path, result.model_dump(mode="json"), mode=_PRIVATE)
+
+    def start_requests(self, launch: str, level: str) -> Path:
+        """A fresh `requests.jsonl`; an unfinished one of an earlier attempt is set aside, never lost."""
+        folder = self.level_folder(launch, level)
+        folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIR)
+        path = folder / "requests.jsonl"
+        if path.exists():
+            attempt = 1 + len(list(folder.glob("requests.attempt-*.jsonl")))
+            path.rename(folder / f"requests.attempt-{attempt}.jsonl")
+        path.touch(mode=_PRIVATE)
+        return path
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append one event."""
+        append_line(self.path / "events.jsonl", json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything that happened so far."""
+        path = self.path / "events.jsonl"
+        return list(read_json_lines(path)) if path.is_file() else []
+
+
+def create(folder: Path, plan: Plan, *, name: str | None = None) -> Run:
+    """A new run folder with its plan in it.
+
+    Raises:
+        InputError: the folder exists already, or cannot be written.
+    """
+    run_id = name or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H%M%S}-{plan.recipe}-{plan.digest[:8]}"
+    path = folder / run_id
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=_PRIVATE_DIR)
+    except FileExistsError as error:
+        hint = "give another --out, or go on with it: `harness run RECIPE --resume`"
+        raise InputError(f"run folder `{path}` exists already", hint=hint) from error
+    except OSError as error:
+        raise InputError(f"cannot make the run folder `{path}`: {error.strerror}") from error
+    run = Run(path)
+    write_json(path / "plan.json", plan.model_dump(mode="json"), mode=_PRIVATE)
+    run.write_state("planned", recipe=plan.recipe, plan=plan.digest)
+    return run
+
+
+def open_run(path: Path) -> Run:
+    """A run folder that exists.
+
+    Raises:
+        InputError: there is no run in it.
+    """
+    if not (path / "plan.json").is_file():
+        near = [str(found.parent) for found in path.parent.glob("*/plan.json")][:5]
+        hint = "runs here: " + ", ".join(near) if near else "a run is a folder that `harness run` made"
+        raise InputError(f"`{path}` is not a run: it has no plan.json", hint=hint)
+    return Run(path)
+
+
+def find(folder: Path, recipe: str) -> list[Run]:
+    """The runs of a recipe in a folder, newest first."""
+    runs = [Run(path.parent) for path in folder.glob("*/plan.json")]
+    named = [run for run in runs if run.state().get("recipe") == recipe]
+    return sorted(named, key=lambda run: run.run_id, reverse=True)
+
+
+def now() -> str:
+    """The wall clock, UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that only its owner reads."""
+    path.mkdir(parents=True, exist_ok=True)
+    os.chmod(path, _PRIVATE_DIR)  # noqa: PTH101 - mkdir's mode is subject to the umask
+
+
+def _stored(model: type[S], path: Path) -> S:
+    try:
+        return model.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise InputError(
+            f"`{path}` does not read as {model.__name__}: `{place}`: {first['msg']}",
+            hint="it was written by another version of the harness, or edited",
+        ) from error
