@@ -70,11 +70,12 @@ def _find(text: str, block: str, path: str) -> tuple[int, int]:
     begins, ends = found["begin"], found["end"]
     if not begins and not ends:
         known = ", ".join(f"`{name}`" for name in sorted(others)) or "none"
-        hint = f"add the two lines `<!-- harness:begin {block} -->` and `<!-- harness:end {block} -->`; blocks here: {known}"
+        markers = f"`<!-- harness:begin {block} -->` and `<!-- harness:end {block} -->`"
+        hint = f"add the two lines {markers}; blocks here: {known}"
         raise InputError(f"`{path}` has no block `{block}`", hint=hint)
     if len(begins) != 1 or len(ends) != 1 or begins[0] > ends[0]:
-        line = (begins + ends)[0] + 1
+        first = (begins + ends)[0] + 1
         seen = f"{len(begins)} begin and {len(ends)} end markers"
         hint = "each block has one begin line and, below it, one end line"
-        raise InputError(f"`{path}:{line}`: block `{block}` is broken: {seen}", hint=hint)
+        raise InputError(f"`{path}:{first}`: block `{block}` is broken: {seen}", hint=hint)
     return begins[0], ends[0]

@@ -1,4 +1,4 @@
-"""LOGBOOK.md: append-only. The harness adds an entry per run, failures included; people write decisions between them."""
+"""LOGBOOK.md: append-only. The harness adds an entry per run, failures included; people write decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
