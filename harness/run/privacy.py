@@ -1,0 +1,104 @@
+"""What we keep to ourselves: secrets by name, and folders nobody else reads."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+_SECRET_NAME = re.compile(r"(?i)(^|[_-])(api[_-]?key|key|token|secret|password|passwd|credentials?)($|[_-])")
+_NOT_SECRET = re.compile(r"(?i)max[_-]|num[_-]|tokens|keyboard|tokenizer")
+_SHORTEST = 4  # replacing every `1` of a log would hide more than it protects
+
+# What a server gets from our own environment: where things are and how text is encoded, nothing that tunes it.
+# CUDA_VISIBLE_DEVICES and the SLURM_ variables say which part of the machine is ours.
+_PASSED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|XDG_\w+|SSL_CERT_(FILE|DIR)|CUDA_VISIBLE_DEVICES|"
+    r"SLURM_\w+|LD_LIBRARY_PATH"
+)
+_TUNING = re.compile(
+    r"(NCCL|SGLANG|SGL|VLLM|FLASHINFER|TORCH|TORCHINDUCTOR|PYTORCH|CUDA|TRITON|OMP|MKL|GGML|LLAMA|HF|CUTE|TVM|PYTHON)_?\w*"
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's or flag's name says that its value is a secret."""
+    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
+
+
+def secret_values(names: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
+    """The values to hide, by name: those named, and those whose names say so."""
+    chosen = set(names) | {name for name in variables if is_secret(name)}
+    return {name: variables[name] for name in sorted(chosen) if len(variables.get(name, "")) >= _SHORTEST}
+
+
+def redact_text(text: str, secrets: Mapping[str, str]) -> str:
+    """Text with the values of secrets replaced by `[NAME]`, longest first."""
+    for name, value in sorted(secrets.items(), key=lambda item: -len(item[1])):
+        text = text.replace(value, f"[{name}]")
+    return text
+
+
+def redact_argv(argv: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
+    """Argv as it may be stored: known values replaced, and whatever follows a flag that names a secret."""
+    shown: list[str] = []
+    hide = False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        names_secret = word.startswith("-") and is_secret(flag.lstrip("-"))
+        if hide and not word.startswith("-"):
+            shown.append("[redacted]")
+        elif names_secret and equals:
+            shown.append(f"{flag}=[redacted]")
+        else:
+            shown.append(redact_text(word, secrets))
+        hide = names_secret and not equals
+    return shown
+
+
+def show_argv(argv: Sequence[str]) -> str:
+    """Argv as people read it: quoted like a shell line, secrets hidden."""
+    return shlex.join(redact_argv(argv, {}))
+
+
+def redact_variables(variables: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """Variables as they may be stored."""
+    return {
+        name: "[redacted]" if name in secrets or is_secret(name) else redact_text(value, secrets)
+        for name, value in sorted(variables.items())
+    }
+
+
+def server_environment(
+    variables: Mapping[str, str], *, secrets: Iterable[str] = (), ambient: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The whole environment of a server: a short list of ours, the secrets named, and what the plan says.
+
+    A tuning variable that happens to be set in a shell never reaches a server; the plan is where it belongs.
+    """
+    ambient = os.environ if ambient is None else ambient
+    named = set(secrets)
+    passed = {name: value for name, value in ambient.items() if name in named or _PASSED.fullmatch(name)}
+    return {**passed, **variables}
+
+
+def withheld(variables: Mapping[str, str], ambient: Mapping[str, str] | None = None) -> list[str]:
+    """Names of tuning variables in our environment that a server does not get."""
+    ambient = os.environ if ambient is None else ambient
+    return sorted(
+        name for name in ambient if _TUNING.fullmatch(name) and not _PASSED.fullmatch(name) and name not in variables
+    )
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder (and its parents) that only we may enter."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.chmod(0o700)
+    return path
+
+
+def private_file(path: Path) -> Path:
+    """Make a file, or an existing one, that only we may read."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    return path
