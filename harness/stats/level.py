@@ -1,4 +1,4 @@
-"""The result of one level: what `level.json` holds. Made by `stats.metrics` and `stats.validity`, read by everyone after."""
+"""The result of one level: what `level.json` holds. `stats.metrics` and `stats.validity` make it, everyone reads it."""
 
 from typing import Any, Literal
 
@@ -84,8 +84,6 @@ class LevelResult(Stored):
     metrics: dict[
         str, Summary
     ]  # ttft_s tpot_s tpot_naive_s chunk_gap_s token_itl_s e2e_s queued_s connect_s send_skew_s
-    client: dict[
-        str, Any
-    ] = {}  # lag_p99_s cpu_s kernel_stamps merged_share peak_in_flight mean_in_flight capacity ...
+    client: dict[str, Any] = {}  # lag_p99_s cpu_s kernel_stamps merged_share peak_in_flight mean_in_flight capacity ...
     server: dict[str, Any] = {}  # counter deltas by our names, acceptance_length ...
     verdict: Verdict

@@ -1,0 +1,287 @@
+"""Whether a level's numbers count: a pure judgement over the level's result and what was seen around it.
+
+A finding is `invalid` when the level did not measure what the plan says (nothing came back, the server died, in-flight
+never reached the level), and `suspect` when it did but something may have bent the number. The list is the design's;
+each rule's threshold is a field of `Limits`, so that a record can say what it was judged by.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from harness.engines.engine import Evidence
+from harness.load.records import RequestRecord
+from harness.stats.level import LevelResult, Reason, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where findings start.
+
+    Attributes:
+        failed_share: share of failed requests above which a level is invalid; any failure at all makes it suspect.
+        cached_share: share of prompt tokens served from cache above which a level planned cold is invalid.
+        counts_apart: relative distance between two counts of the same tokens.
+        in_flight_share: share of the steady window's slots that must have been busy on average.
+        drift: relative change of throughput from the first to the second half of the steady window.
+        lag_share: client lag (p99) as a share of the median chunk gap, where the kernel did not stamp arrivals.
+        skew_s: how late requests may leave (p99).
+        client_cpu: busy share of one client process.
+        merged_share: share of chunks whose arrival is known only as an interval.
+    """
+
+    failed_share: float = 0.05
+    cached_share: float = 0.10
+    counts_apart: float = 0.02
+    in_flight_share: float = 0.90
+    drift: float = 0.05
+    lag_share: float = 0.25
+    skew_s: float = 0.050
+    client_cpu: float = 0.90
+    merged_share: float = 0.20
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What was planned for a level and seen around it. Everything is optional: not known is not judged.
+
+    Attributes:
+        cold: the plan says that no prompt token may come from a cache.
+        fixed_tokens: every request was to yield exactly this many tokens (`ignore_eos`).
+        server_died: how the server ended, where it did.
+        server_restarted: it is not the process that the launch started.
+        evidence: one answer for each feature that the recipe expects.
+        throttled: the GPU's reasons for slowing down during the level.
+        shared_with: other processes that used the level's GPUs.
+        slices: output tok/s in equal slices of the steady window, in order.
+        counts: other counts of the level's output tokens, by who counted (`server metrics`, `chunks` ...).
+        rates: other figures for the level's output tok/s, by source (`server log` ...).
+        records: the level's requests, for findings that name how many.
+        limits: where findings start.
+    """
+
+    cold: bool = False
+    fixed_tokens: int | None = None
+    server_died: str | None = None
+    server_restarted: bool = False
+    evidence: Sequence[Evidence] = ()
+    throttled: Sequence[str] = ()
+    shared_with: Sequence[str] = ()
+    slices: Sequence[float] = ()
+    counts: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    records: Sequence[RequestRecord] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+class Finding(NamedTuple):
+    """One reason, and how bad it is."""
+
+    state: Literal["suspect", "invalid"]
+    code: str
+    message: str
+
+
+def judge(result: LevelResult, context: Context) -> Verdict:
+    """The verdict on one level; the one that `result` carries is ignored.
+
+    Returns:
+        `not run` without requests, `invalid` if any finding is, else `suspect` if there is any, else `valid`.
+        Invalid reasons stand first.
+    """
+    if result.requests == 0:
+        return Verdict(state="not run", reasons=(Reason(code="not-run", message="no request was sent"),))
+    findings = sorted(
+        (finding for rule in RULES for finding in rule(result, context)), key=lambda finding: finding.state
+    )
+    reasons = tuple(Reason(code=finding.code, message=finding.message) for finding in findings)
+    if not reasons:
+        return Verdict(state="valid")
+    return Verdict(state=findings[0].state, reasons=reasons)
+
+
+def judged(result: LevelResult, context: Context) -> LevelResult:
+    """The result with its verdict put in."""
+    return result.model_copy(update={"verdict": judge(result, context)})
+
+
+def _server(result: LevelResult, context: Context) -> Iterator[Finding]:
+    if context.server_died is not None:
+        yield Finding("invalid", "server-died", f"the server died during the level: {context.server_died}")
+    if context.server_restarted:
+        yield Finding("invalid", "server-restarted", "the server is not the process that the launch started")
+
+
+def _failed(result: LevelResult, context: Context) -> Iterator[Finding]:
+    failed = result.requests - result.ok
+    if not failed:
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(result.failures.items(), key=lambda kv: -kv[1]))
+    message = f"{failed} of {result.requests} requests failed" + (f": {kinds}" if kinds else "")
+    invalid = result.ok == 0 or failed / result.requests > context.limits.failed_share
+    yield Finding("invalid" if invalid else "suspect", "failed-requests", message)
+
+
+def _tokens(result: LevelResult, context: Context) -> Iterator[Finding]:
+    if result.ok and result.output_tokens == 0:
+        yield Finding("invalid", "no-tokens", f"{result.ok} requests ended well and yielded 0 tokens")
+    good = [record for record in context.records if record.ok and record.phase == "measure"]
+    empty = sum(record.output_tokens == 0 for record in good)
+    if empty and result.output_tokens:
+        yield Finding("suspect", "no-tokens", f"{empty} of {len(good)} good requests yielded 0 tokens")
+    if context.fixed_tokens is not None:
+        yield from _lengths(result, good, context.fixed_tokens)
+
+
+def _lengths(result: LevelResult, good: Sequence[RequestRecord], wanted: int) -> Iterator[Finding]:
+    lengths = Counter(
+        record.output_tokens for record in good if record.output_tokens is not None and record.output_tokens != wanted
+    )
+    if lengths:
+        seen = ", ".join(f"{count} x {length}" for length, count in lengths.most_common(3))
+        message = f"{lengths.total()} of {len(good)} requests yielded another length than {wanted}: {seen}"
+        yield Finding("suspect", "wrong-length", message)
+    elif not good and result.ok and result.output_tokens != result.ok * wanted:
+        mean = result.output_tokens / result.ok
+        yield Finding("suspect", "wrong-length", f"{mean:.1f} tokens a request on average where {wanted} were asked")
+    early = sum(record.finish_reason not in {None, "length"} for record in good)
+    if early:
+        message = f"{early} of {len(good)} requests stopped by themselves where {wanted} tokens were asked"
+        yield Finding("suspect", "early-stop", message)
+
+
+def _cache(result: LevelResult, context: Context) -> Iterator[Finding]:
+    if not context.cold or not result.cached_tokens:
+        return
+    share = result.cached_tokens / result.prompt_tokens if result.prompt_tokens else None
+    of = f" of {result.prompt_tokens} ({share:.1%})" if share is not None else ""
+    invalid = share is None or share > context.limits.cached_share
+    message = f"{result.cached_tokens}{of} prompt tokens came from the cache where a cold one was planned"
+    yield Finding("invalid" if invalid else "suspect", "cached-prompt", message)
+
+
+def _in_flight(result: LevelResult, context: Context) -> Iterator[Finding]:
+    wanted = result.level.get("concurrency")
+    if result.level.get("mode") != "closed" or not isinstance(wanted, int) or result.ok == 0:
+        return
+    peak, mean = _number(result.client, "peak_in_flight"), _number(result.client, "mean_in_flight")
+    if result.window.start_s is None or (peak is not None and peak < wanted):
+        seen = f"at most {peak:g}" if peak is not None else "fewer"
+        yield Finding("invalid", "in-flight", f"in-flight never reached {wanted}: {seen} requests at once")
+    elif mean is not None and mean < context.limits.in_flight_share * wanted:
+        message = f"{mean:.1f} requests in flight on average in the steady window where {wanted} were planned"
+        yield Finding("suspect", "in-flight", message)
+
+
+def _steady(result: LevelResult, context: Context) -> Iterator[Finding]:
+    drift = trend(context.slices)
+    if drift is not None and abs(drift.change) > context.limits.drift and drift.certain:
+        message = f"throughput {'rose' if drift.change > 0 else 'fell'} by {abs(drift.change):.1%} within the level"
+        yield Finding("suspect", "not-steady", f"{message}: the warm-up was too short, or the server slows down")
+
+
+def _features(result: LevelResult, context: Context) -> Iterator[Finding]:
+    for evidence in context.evidence:
+        if evidence.engaged:
+            continue
+        seen = "shows that it did not" if evidence.engaged is False else "does not show that it did"
+        proof = f": {evidence.lines[0]}" if evidence.lines else ""
+        message = f"`{evidence.feature}` was promised to engage and the server {seen}{proof}"
+        yield Finding("suspect", "feature-not-engaged", message)
+
+
+def _machine(result: LevelResult, context: Context) -> Iterator[Finding]:
+    if context.throttled:
+        yield Finding("suspect", "gpu-throttled", f"the GPU slowed down: {', '.join(context.throttled)}")
+    if context.shared_with:
+        yield Finding("suspect", "gpu-shared", f"the GPU was shared with {', '.join(context.shared_with)}")
+
+
+def _client(result: LevelResult, context: Context) -> Iterator[Finding]:
+    limits, client = context.limits, result.client
+    lag, gap = _number(client, "lag_p99_s"), _median(result, "chunk_gap_s")
+    if not client.get("kernel_stamps") and lag and gap and lag > limits.lag_share * gap:
+        message = f"the client read {lag * 1e3:.1f} ms late (p99) and chunks are {gap * 1e3:.1f} ms apart"
+        yield Finding("suspect", "client-bound", message)
+    busy = _number(client, "cpu_share")
+    if busy is not None and busy > limits.client_cpu:
+        yield Finding("suspect", "client-bound", f"a client process was busy {busy:.0%} of the time")
+    skew = result.metrics.get("send_skew_s")
+    late = (skew.p99 if skew.p99 is not None else skew.maximum) if skew else None
+    if late is not None and late > limits.skew_s:
+        yield Finding("suspect", "client-bound", f"requests left {late * 1e3:.0f} ms late")
+    merged = _number(client, "merged_share")
+    if merged is not None and merged > limits.merged_share:
+        message = f"{merged:.0%} of the chunks shared a read, so their arrival is known only as an interval"
+        yield Finding("suspect", "merged-reads", message)
+
+
+def _counts(result: LevelResult, context: Context) -> Iterator[Finding]:
+    limit = context.limits.counts_apart
+    for source, count in context.counts.items():
+        if apart(count, result.output_tokens) > limit:
+            message = f"{source} counts {count:g} output tokens, the requests {result.output_tokens}"
+            yield Finding("suspect", "counts-disagree", f"{message}: {apart(count, result.output_tokens):.1%} apart")
+    measured = result.throughput.output_tok_s
+    for source, rate in context.rates.items():
+        if measured is not None and apart(rate, measured) > limit:
+            message = f"{source} says {rate:.1f} tok/s, the client measured {measured:.1f}"
+            yield Finding("suspect", "counts-disagree", f"{message}: {apart(rate, measured):.1%} apart")
+
+
+RULES: tuple[Callable[[LevelResult, Context], Iterator[Finding]], ...] = (
+    _server,
+    _failed,
+    _tokens,
+    _cache,
+    _in_flight,
+    _steady,
+    _features,
+    _machine,
+    _client,
+    _counts,
+)
+
+
+class Trend(NamedTuple):
+    """Relative change from the first to the second half of a series, and whether it stands out of the noise."""
+
+    change: float
+    certain: bool
+
+
+def trend(slices: Sequence[float]) -> Trend | None:
+    """Whether a level drifts: mean of the later half of its slices against the earlier half.
+
+    `certain` is Welch's t-test (Biometrika 34, 1947) at 1 %. None for fewer than six slices, or a zero mean.
+    """
+    if len(slices) < 6:
+        return None
+    first, second = np.array_split(np.asarray(slices, dtype=float), 2)
+    if first.mean() == 0:
+        return None
+    change = float(second.mean() / first.mean() - 1)
+    if first.std() == 0 and second.std() == 0:
+        return Trend(change, certain=change != 0)
+    from scipy.stats import ttest_ind  # noqa: PLC0415  (slow to import, rarely reached)
+
+    return Trend(change, certain=bool(ttest_ind(first, second, equal_var=False).pvalue < 0.01))
+
+
+def apart(one: float, other: float) -> float:
+    """Distance of two counts relative to the larger; 0 where both are 0."""
+    larger = max(abs(one), abs(other))
+    return abs(one - other) / larger if larger else 0.0
+
+
+def _number(values: Mapping[str, object], name: str) -> float | None:
+    value = values.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _median(result: LevelResult, metric: str) -> float | None:
+    summary = result.metrics.get(metric)
+    return summary.p50 if summary else None

@@ -1,0 +1,254 @@
+"""Each rule of a level's verdict, with one fault at a time put into a level that is otherwise good."""
+
+import pytest
+
+from harness.engines.engine import Evidence
+from harness.load.records import RequestRecord
+from harness.stats.level import LevelResult, Summary, Throughput, Verdict, Window
+from harness.stats.validity import Context, Limits, judge, judged, trend
+
+
+def level(**changes):
+    """30 requests of 16 tokens at C=4 against a healthy server."""
+    good = {
+        "measurement": "1",
+        "cell_id": "0" * 64,
+        "arm": "baseline",
+        "launch": "01-baseline",
+        "block": 0,
+        "level": {"mode": "closed", "concurrency": 4, "requests": 30},
+        "started_at": "2026-11-29T12:00:00Z",
+        "requests": 30,
+        "ok": 30,
+        "output_tokens": 480,
+        "prompt_tokens": 3000,
+        "cached_tokens": 0,
+        "counter": "usage",
+        "window": Window(start_s=0.1, end_s=9.0),
+        "throughput": Throughput(output_tok_s=50.0, output_tok_s_whole=48.0),
+        "metrics": {"chunk_gap_s": Summary(n=450, p50=0.020), "send_skew_s": Summary(n=30, maximum=0.001)},
+        "client": {"peak_in_flight": 4, "mean_in_flight": 3.95, "kernel_stamps": True, "merged_share": 0.01},
+        "verdict": Verdict(state="not run"),
+    }
+    return LevelResult(**{**good, **changes})
+
+
+def record(index, tokens=16, finish="length"):
+    return RequestRecord(index, 0, "measure", f"p{index}", 0.0, 1.0, True, output_tokens=tokens, finish_reason=finish)
+
+
+HEALTHY = Context(cold=True, fixed_tokens=16, counts={"server metrics": 484}, rates={"server log": 50.4})
+
+
+def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
+    assert judge(level(), HEALTHY) == Verdict(state="valid")
+    assert judged(level(), HEALTHY).verdict.state == "valid"
+
+
+@pytest.mark.parametrize(
+    ("result", "context", "state", "code", "message"),
+    [
+        (
+            level(ok=29, failures={"timeout": 1}),
+            Context(),
+            "suspect",
+            "failed-requests",
+            "1 of 30 requests failed: 1 timeout",
+        ),
+        (
+            level(ok=20, failures={"timeout": 3, "http-503": 7}),
+            Context(),
+            "invalid",
+            "failed-requests",
+            "10 of 30 requests failed: 7 http-503, 3 timeout",
+        ),
+        (level(output_tokens=0), Context(), "invalid", "no-tokens", "30 requests ended well and yielded 0 tokens"),
+        (
+            level(output_tokens=450),
+            Context(fixed_tokens=16),
+            "suspect",
+            "wrong-length",
+            "15.0 tokens a request on average where 16 were asked",
+        ),
+        (
+            level(),
+            Context(fixed_tokens=16, records=[record(0), record(1, 12), record(2, 12), record(3, 9)]),
+            "suspect",
+            "wrong-length",
+            "3 of 4 requests yielded another length than 16: 2 x 12, 1 x 9",
+        ),
+        (
+            level(),
+            Context(fixed_tokens=16, records=[record(0), record(1, 16, "stop")]),
+            "suspect",
+            "early-stop",
+            "1 of 2 requests stopped by themselves where 16 tokens were asked",
+        ),
+        (
+            level(cached_tokens=2400),
+            Context(cold=True),
+            "invalid",
+            "cached-prompt",
+            "2400 of 3000 (80.0%) prompt tokens came from the cache where a cold one was planned",
+        ),
+        (
+            level(cached_tokens=30),
+            Context(cold=True),
+            "suspect",
+            "cached-prompt",
+            "30 of 3000 (1.0%) prompt tokens came from the cache where a cold one was planned",
+        ),
+        (
+            level(),
+            Context(server_restarted=True),
+            "invalid",
+            "server-restarted",
+            "the server is not the process that the launch started",
+        ),
+        (
+            level(),
+            Context(server_died="signal 9 after 4.1 s"),
+            "invalid",
+            "server-died",
+            "the server died during the level: signal 9 after 4.1 s",
+        ),
+        (
+            level(client={"peak_in_flight": 3}),
+            Context(),
+            "invalid",
+            "in-flight",
+            "in-flight never reached 4: at most 3 requests at once",
+        ),
+        (
+            level(window=Window(start_s=None, end_s=None), client={}),
+            Context(),
+            "invalid",
+            "in-flight",
+            "in-flight never reached 4: fewer requests at once",
+        ),
+        (
+            level(client={"peak_in_flight": 4, "mean_in_flight": 3.0}),
+            Context(),
+            "suspect",
+            "in-flight",
+            "3.0 requests in flight on average in the steady window where 4 were planned",
+        ),
+        (
+            level(),
+            Context(slices=[30, 31, 30, 29, 40, 41, 40, 39]),
+            "suspect",
+            "not-steady",
+            "throughput rose by 33.3% within the level: the warm-up was too short, or the server slows down",
+        ),
+        (
+            level(),
+            Context(evidence=[Evidence("speculation", False, ("/slots says speculative: false",))]),
+            "suspect",
+            "feature-not-engaged",
+            "`speculation` was promised to engage and the server shows that it did not: /slots says speculative: false",
+        ),
+        (
+            level(),
+            Context(evidence=[Evidence("speculation", None)]),
+            "suspect",
+            "feature-not-engaged",
+            "`speculation` was promised to engage and the server does not show that it did",
+        ),
+        (
+            level(),
+            Context(throttled=["sw_power_cap"]),
+            "suspect",
+            "gpu-throttled",
+            "the GPU slowed down: sw_power_cap",
+        ),
+        (
+            level(),
+            Context(shared_with=["python (pid 4242)"]),
+            "suspect",
+            "gpu-shared",
+            "the GPU was shared with python (pid 4242)",
+        ),
+        (
+            level(client={"lag_p99_s": 0.006, "kernel_stamps": False}),
+            Context(),
+            "suspect",
+            "client-bound",
+            "the client read 6.0 ms late (p99) and chunks are 20.0 ms apart",
+        ),
+        (
+            level(client={"cpu_share": 0.97}),
+            Context(),
+            "suspect",
+            "client-bound",
+            "a client process was busy 97% of the time",
+        ),
+        (
+            level(metrics={"send_skew_s": Summary(n=900, p99=0.08)}),
+            Context(),
+            "suspect",
+            "client-bound",
+            "requests left 80 ms late",
+        ),
+        (
+            level(client={"merged_share": 0.5}),
+            Context(),
+            "suspect",
+            "merged-reads",
+            "50% of the chunks shared a read, so their arrival is known only as an interval",
+        ),
+        (
+            level(),
+            Context(counts={"server metrics": 600}),
+            "suspect",
+            "counts-disagree",
+            "server metrics counts 600 output tokens, the requests 480: 20.0% apart",
+        ),
+        (
+            level(),
+            Context(rates={"server log": 40.0}),
+            "suspect",
+            "counts-disagree",
+            "server log says 40.0 tok/s, the client measured 50.0: 20.0% apart",
+        ),
+    ],
+)
+def test_each_fault_is_named_with_its_numbers(result, context, state, code, message):
+    verdict = judge(result, context)
+    assert (verdict.state, [(r.code, r.message) for r in verdict.reasons]) == (state, [(code, message)])
+
+
+def test_nothing_sent_is_not_run():
+    verdict = judge(level(requests=0, ok=0, output_tokens=0), Context())
+    assert (verdict.state, verdict.reasons[0].code) == ("not run", "not-run")
+
+
+def test_one_invalid_reason_makes_the_level_invalid_and_stands_first():
+    verdict = judge(level(), Context(throttled=["hw_slowdown"], server_died="rc 1"))
+    assert verdict.state == "invalid"
+    assert [reason.code for reason in verdict.reasons] == ["server-died", "gpu-throttled"]
+
+
+def test_counts_within_two_percent_agree_and_the_limit_can_be_moved():
+    counts = {"server metrics": 470}  # 10 of 480 is 2.08 %
+    assert judge(level(), Context(counts=counts)).state == "suspect"
+    assert judge(level(), Context(counts=counts, limits=Limits(counts_apart=0.03))).state == "valid"
+
+
+def test_late_reads_do_not_matter_where_the_kernel_stamps_arrivals():
+    assert judge(level(client={"lag_p99_s": 0.5, "kernel_stamps": True}), Context()).state == "valid"
+
+
+@pytest.mark.parametrize(
+    ("slices", "change", "certain"),
+    [
+        ([10, 10, 10, 12, 12, 12], 0.2, True),
+        ([10, 10, 10, 10, 10, 10], 0.0, False),
+        ([8, 12, 10, 8, 12, 10], 0.0, False),
+    ],
+)
+def test_a_trend_is_the_later_half_against_the_earlier_and_must_stand_out_of_the_noise(slices, change, certain):
+    assert trend(slices) == pytest.approx((change, certain))
+
+
+def test_a_trend_needs_six_slices():
+    assert trend([1, 2, 3, 4, 5]) is None
