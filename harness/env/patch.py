@@ -89,7 +89,7 @@ def apply(patches: Sequence[Patch], site_packages: Path) -> list[Applied]:
             failed; each target by name. Nothing is changed then.
     """
     chains = _chains(patches)
-    problems = _version_problems(patches, site_packages) + _chain_problems(chains)
+    problems = _version_problems(patches, site_packages)
     applied: list[Applied] = []
     changes: dict[Path, tuple[bytes, bytes]] = {}
     for path, links in chains.items():
@@ -146,15 +146,6 @@ def _chains(patches: Sequence[Patch]) -> dict[str, list[_Link]]:
     return chains
 
 
-def _chain_problems(chains: Mapping[str, Sequence[_Link]]) -> list[str]:
-    return [
-        f"`{late.patch}` was not written on top of `{early.patch}`, and both change `{path}`"
-        for path, links in chains.items()
-        for early, late in itertools.pairwise(links)
-        if early.target.after != late.target.before
-    ]
-
-
 def _version_problems(patches: Sequence[Patch], site_packages: Path) -> list[str]:
     installed = {
         canonicalize_name(found.metadata["Name"]): found.version
@@ -172,6 +163,11 @@ def _version_problems(patches: Sequence[Patch], site_packages: Path) -> list[str
 
 def _advance(data: bytes, links: Sequence[_Link]) -> tuple[bytes, list[Applied]]:
     """Take a file from wherever it stands in its chain to the end."""
+    for early, late in itertools.pairwise(links):
+        if early.target.after != late.target.before:
+            raise _RefusedError(
+                f"`{late.patch}` was not written on top of `{early.patch}`, and both change `{late.target.path}`"
+            )
     seen = sha256_bytes(data)
     states = [link.target.before for link in links] + [links[-1].target.after]
     if seen not in states:
