@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,22 @@ from typing import Any
 from harness.errors import InputError
 
 _BLOCK = 1 << 20
+
+
+def escape_control(text: str, *, keep: str = "\t") -> str:
+    """Text with control and bidirectional characters made visible, so that a terminal only shows it.
+
+    Everything a server, a log or a model wrote goes through here before a person sees it.
+    """
+    return "".join(_visible(char) if _controls(char) and char not in keep else char for char in text)
+
+
+def _controls(char: str) -> bool:
+    return unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _visible(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def sha256_bytes(data: bytes) -> str:

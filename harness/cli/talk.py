@@ -7,10 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
+from harness.files import escape_control
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127, *range(128, 160))}
 Verbs = Any  # argparse's sub-parsers action, which typeshed keeps private
 
 
@@ -54,7 +56,7 @@ class Talk:
     def line(self, text: str) -> None:
         """One line of talk."""
         if not self.quiet:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(escape_control(text, keep="\t\n") + "\n")
 
     def detail(self, text: str) -> None:
         """One line of talk for -v."""
@@ -63,7 +65,12 @@ class Talk:
 
     def error(self, error: HarnessError) -> None:
         """An error as people read it: what, where, what was seen, blank line, hint."""
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {safe(str(error))}\n")
+
+
+def safe(text: str) -> str:
+    """Untrusted text without what a terminal would act on: control characters become their escapes."""
+    return text.translate(_CONTROL)
 
 
 def common(verb: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -73,13 +73,18 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A log line that says how a server died or will die (`regex`, Python syntax), and what to do about it."""
+    """A log line that says how a server died or will die (`regex`, Python syntax), and what to do about it.
+
+    `decisive`: a server that writes this line while it starts will never serve, however long it lives on: waiting ends
+    at once. A line that some servers survive must not say so; it explains a death only after it happened.
+    """
 
     name: str
     regex: str
     remedy: str
     retry: bool = False
     source: str = ""
+    decisive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

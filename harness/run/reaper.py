@@ -221,8 +221,8 @@ class Reaper:
             env=variables,
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
+            stdout=theirs.fileno(),
+            stderr=theirs.fileno(),
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - safe, there is one thread
         )
