@@ -1,0 +1,83 @@
+"""A server of several ranks: rank 0 serves, the others hold a connection to it, and any rank's death is the group's.
+
+Stands for what a tensor-parallel group does over NCCL: the connection is the proof of life, a rank that goes without
+saying goodbye takes the others with it, or leaves them hanging as a lost peer in a collective would.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+CONNECT_S = 60.0
+
+
+class Group:
+    """This process's place in the group. `on_loss(rank)` is called when a rank goes without goodbye, `on_leave` with it."""
+
+    def __init__(self, rank: int, size: int, address: str, on_loss: Callable[[int], None], on_leave: Callable[[int], None]) -> None:  # fmt: skip
+        self.rank = rank
+        self.size = size
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host or "127.0.0.1", int(port or 0)
+        self._on_loss = on_loss
+        self._on_leave = on_leave
+        self._writers: list[asyncio.StreamWriter] = []
+        self._complete = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+
+    async def join(self) -> None:
+        """Return when every rank is there.
+
+        Raises:
+            TimeoutError: some rank did not come within a minute.
+        """
+        if self.size == 1:
+            return
+        async with asyncio.timeout(CONNECT_S):
+            if self.rank == 0:
+                self._server = await asyncio.start_server(self._accept, self._host, self._port)
+                await self._complete.wait()
+            else:
+                await self._connect()
+
+    def leave(self) -> None:
+        """Say goodbye, so that the others end too and nobody calls it a loss."""
+        for writer in self._writers:
+            writer.write(b"bye\n")
+            writer.close()
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if not line.startswith(b"rank "):
+            writer.close()
+            return
+        self._writers.append(writer)
+        if len(self._writers) == self.size - 1:
+            for peer in self._writers:
+                peer.write(b"go\n")
+            self._complete.set()
+        await self._watch(reader, int(line[5:]))
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(self._host, self._port)
+                break
+            except OSError:
+                await asyncio.sleep(0.1)
+        self._writers.append(writer)
+        writer.write(f"rank {self.rank}\n".encode())
+        if await reader.readline() != b"go\n":
+            self._on_loss(0)
+            return
+        self._tasks.append(asyncio.create_task(self._watch(reader, 0)))
+
+    async def _watch(self, reader: asyncio.StreamReader, rank: int) -> None:
+        """Wait for a peer's last word, or for its connection to break."""
+        try:
+            said = await reader.readline()
+        except OSError:
+            said = b""
+        (self._on_leave if said == b"bye\n" else self._on_loss)(rank)
