@@ -12,7 +12,6 @@ from harness.files import escape_control
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127, *range(128, 160))}
 Verbs = Any  # argparse's sub-parsers action, which typeshed keeps private
 
 
@@ -56,7 +55,7 @@ class Talk:
     def line(self, text: str) -> None:
         """One line of talk."""
         if not self.quiet:
-            sys.stderr.write(escape_control(text, keep="\t\n") + "\n")
+            sys.stderr.write(safe(text) + "\n")
 
     def detail(self, text: str) -> None:
         """One line of talk for -v."""
@@ -70,7 +69,7 @@ class Talk:
 
 def safe(text: str) -> str:
     """Untrusted text without what a terminal would act on: control characters become their escapes."""
-    return text.translate(_CONTROL)
+    return escape_control(text, keep="\t\n")
 
 
 def common(verb: argparse.ArgumentParser) -> argparse.ArgumentParser:
