@@ -26,7 +26,7 @@ from harness.engines.engine import (
 from harness.errors import InputError
 
 LAUNCHER = Path(__file__).with_name("llamacpp_server.py")
-_OWNED = ("model", "alias", "host", "port", "metrics", "slots")
+_OWNED = ("model", "alias", "host", "port")
 _DRAFTED = "llamacpp:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "llamacpp:spec_decode_num_accepted_tokens_total"
 _CACHED = "llamacpp:prompt_tokens_cached_total"
@@ -128,15 +128,15 @@ class LlamaCpp:
     )
 
     def command(self, server: Server) -> Command:
-        """Argv of one server; metrics and slots are always on, because the record needs them."""
+        """Argv of one server; metrics and slots are on unless the recipe says no, because the record needs them."""
         if server.model is None:
             raise InputError("engine `llamacpp` needs a model", hint="give `model: {path: FILE.gguf}`")
-        args = dict(server.args)
+        args = {"metrics": True, "slots": True, **server.args}
         binary = args.pop("binary", None)
         refuse_owned("llama-server", args, _OWNED)
         start = _program(None if binary is None else str(binary), server.python)
         argv = [*start, "--model", server.model.path, "--alias", server.model.name]
-        argv += ["--host", server.host, "--port", str(server.port), "--metrics", "--slots"]
+        argv += ["--host", server.host, "--port", str(server.port)]
         return Command((*argv, *flags(args, lists="join")), dict(server.variables))
 
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
