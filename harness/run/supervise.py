@@ -92,7 +92,9 @@ class StopReport:
 class Process:
     """A server under supervision. Use it as a context manager, or call `stop`."""
 
-    def __init__(self, guard: "subprocess.Popen[bytes]", mark: str, log: Path, watched: "Watched") -> None:
+    def __init__(
+        self, guard: "subprocess.Popen[bytes]", mark: str, log: Path, variables: Mapping[str, str], watched: "Watched"
+    ) -> None:
         self._guard = guard
         self._received = b""
         self._stopped = False
@@ -102,6 +104,7 @@ class Process:
         self._failure: str | None = None
         self.mark = mark
         self.log = log
+        self.variables = variables  # as the server got them, secrets included: not to be stored
         self.watched = watched
         self.pid = 0
         self.report: StopReport | None = None
@@ -337,7 +340,7 @@ def start(
     )
     before = tuple(found.memory_used for found in gpu.gpus()) or None
     watched = Watched(host, tuple(listens_on), before, locks.roots(variables), time.time())
-    process = Process(guard, mark, log, watched)
+    process = Process(guard, mark, log, variables, watched)
     process.begin(
         {
             "argv": list(command.argv),

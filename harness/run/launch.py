@@ -1,0 +1,446 @@
+"""Bringing one server up: a proven port, a supervised process, and readiness that is proven rather than assumed.
+
+Ready means: the health endpoint says so, the process that listens is one of ours (a stranger on the port would answer
+just as well), it serves the model by the name that requests use, and it has generated something. Meanwhile the log is
+watched: milestones are passed on as they come, and a decisive line ends the wait at once.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import requests
+
+from harness.engines.engine import Dialect, Engine, Sampling, Server, Signature, StopPolicy
+from harness.errors import ServerError
+from harness.run import diagnose, logs, ports, privacy, reaper, supervise
+from harness.run.diagnose import Death, Diagnosis
+from harness.run.signatures import GENERIC
+from harness.run.supervise import Process, StopReport
+
+_LOOK_S = 0.1  # between looks at the log and the process
+_ASK_S = 0.2  # between questions to the health endpoint
+_ANSWER_S = 25.0  # SGLang's health endpoint generates, and waits up to 20 s for it
+_GENERATE_S = 300.0  # the first generation may compile kernels
+_LAST_WORDS_S = 2.0  # after a decisive line: what a dying server still has to say
+_TRIES = 3  # when a port that we chose is lost between proof and use
+_PROBE = Sampling(max_tokens=4, temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A milestone of a start: its name, seconds since the start, and the line that said so."""
+
+    name: str
+    at_s: float
+    line: str
+
+
+OnMilestone = Callable[[Reached], None]
+
+
+class LaunchFailed(ServerError):
+    """A server that did not come up: why, and how what was started was cleaned away."""
+
+    def __init__(self, engine: str, diagnosis: Diagnosis, report: StopReport | None, log: Path) -> None:
+        code = f" (exit {diagnosis.exit_code})" if diagnosis.exit_code is not None else ""
+        left = report.problems() if report else []
+        super().__init__(
+            f"server `{engine}` did not start: {diagnosis.name}{code}",
+            hint=f"{diagnosis.remedy}\nthe whole log: {log}",
+            details=[*diagnosis.evidence, *left],
+        )
+        self.diagnosis = diagnosis
+        self.report = report
+
+
+@dataclass
+class Launched:
+    """A server that is ready: where it answers, what was executed, and how it came up. `process` is None for one that
+    was running already and is not ours to stop."""
+
+    engine: Engine
+    server: Server
+    process: Process | None
+    log: Path
+    ready_s: float
+    argv: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
+    milestones: tuple[Reached, ...] = ()
+    models: Any = None
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    oom_kills: int = 0
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return base_url(self.server)
+
+    def death(self, phase: diagnose.Phase = "measure") -> Diagnosis | None:
+        """Why the server is dead, None while it lives (or is not ours)."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return None
+        time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
+        death = Death(code, phase, diagnose.oom_kills() - self.oom_kills)
+        return diagnose.explain(list(logs.read(self.log)), self.engine.signatures, death)
+
+    def stop(self, policy: StopPolicy | None = None) -> StopReport | None:
+        """Stop it as its engine likes, and verify; None for a server that is not ours."""
+        return self.process.stop(policy or self.engine.stop) if self.process else None
+
+
+def launch(
+    engine: Engine,
+    server: Server,
+    *,
+    folder: Path,
+    deadline_s: float,
+    on_milestone: OnMilestone = lambda _: None,
+    marker: str | None = None,
+    secrets: Sequence[str] = (),
+    dialect: Dialect = "completions",
+) -> Launched:
+    """Start a server and return once it is proven ready.
+
+    Args:
+        engine: what kind of server.
+        server: the server; port 0 gets a free one, another port must be free.
+        folder: gets `server.log`, and is the server's working directory.
+        deadline_s: how long it may take to be ready.
+        on_milestone: called with every milestone as its line appears.
+        marker: names this launch in the mark its processes carry; by default the run's and the launch's folder name.
+        secrets: names of environment variables the server needs whose values may be written nowhere.
+        dialect: how the proof of readiness asks for a generation.
+
+    Raises:
+        LaunchFailed: it died, got stuck or answered wrongly; it is stopped and cleaned away by then.
+        InputError: the port is taken.
+    """
+    for attempt in range(1, _TRIES + 1):
+        placed = replace(server, port=ports.choose_port(server.host, server.port or None))
+        start = _Start(engine, placed, folder, deadline_s, on_milestone, secrets, dialect)
+        try:
+            return start.run(marker or f"{folder.parent.parent.name}/{folder.name}")
+        except LaunchFailed as error:
+            if error.diagnosis.name != "port in use" or server.port or attempt == _TRIES:
+                raise
+    raise AssertionError("unreachable")
+
+
+def attach(engine: Engine, server: Server, *, log: Path, deadline_s: float, dialect: Dialect) -> Launched:
+    """A server that somebody else runs: proven ready as far as that can be asked over its endpoint.
+
+    Raises:
+        LaunchFailed: it does not answer in time, or wrongly.
+    """
+    started, asking = time.monotonic(), _Asking(engine, server, dialect, lambda: None, Event())
+    try:
+        found = asking.until_ready(deadline_s)
+    except _NotOurs as wrong:
+        raise LaunchFailed(engine.name, wrong.diagnosis, None, log) from wrong
+    except TimeoutError as late:
+        silent = f"no answer from {base_url(server)}{engine.ready_path} within {deadline_s:.0f} s"
+        raise LaunchFailed(
+            engine.name, Diagnosis(silent, (), "is it running, and is this its URL?"), None, log
+        ) from late
+    ready_s = round(time.monotonic() - started, 3)
+    return Launched(engine, server, None, log, ready_s, models=found.models, probe=found.probe)
+
+
+def answers(engine: Engine, server: Server, *, timeout_s: float = 30.0) -> dict[str, Any]:
+    """What a server says of itself: JSON by path, for those of `effective_paths` that answer with JSON."""
+    found: dict[str, Any] = {}
+    with control_session(server) as session:
+        for path in engine.effective_paths:
+            try:
+                answer = session.get(base_url(server) + path, timeout=timeout_s)
+                if answer.ok:
+                    found[path] = answer.json()
+            except (requests.RequestException, ValueError):
+                continue
+    return found
+
+
+def control_session(server: Server) -> requests.Session:
+    """A session for the control plane. Loopback ignores proxies, whatever the environment says."""
+    session = requests.Session()
+    session.trust_env = not _is_loopback(server.host)
+    return session
+
+
+def base_url(server: Server) -> str:
+    """`http://host:port`; a server on every address is asked on loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in {"localhost", "0.0.0.0", "::", "::1"} or host.startswith("127.")
+
+
+class _NotOurs(Exception):
+    """The endpoint answers, but wrongly: the diagnosis says how."""
+
+    def __init__(self, name: str, evidence: Sequence[str], remedy: str) -> None:
+        super().__init__(name)
+        self.diagnosis = Diagnosis(name, tuple(evidence), remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    models: Any
+    probe: Mapping[str, Any]
+
+
+class _Asking:
+    """The questions whose answers make a server ready; runs beside the watch over log and process."""
+
+    def __init__(
+        self, engine: Engine, server: Server, dialect: Dialect, prove_ours: Callable[[], None], enough: Event
+    ) -> None:
+        self.engine = engine
+        self.server = server
+        self.dialect = dialect
+        self.prove_ours = prove_ours
+        self.enough = enough
+        self.url = base_url(server)
+
+    def until_ready(self, deadline_s: float) -> _Found:
+        """Ask until the server is ready.
+
+        Raises:
+            _NotOurs: something answers, but not as it must.
+            TimeoutError: nothing did in time.
+        """
+        until = time.monotonic() + deadline_s
+        with control_session(self.server) as session:
+            while not self._healthy(session):
+                if self.enough.wait(_ASK_S) or time.monotonic() >= until:
+                    raise TimeoutError
+            self.prove_ours()
+            models = self._models(session)
+            return _Found(models, self._generates(session))
+
+    def _healthy(self, session: requests.Session) -> bool:
+        try:
+            return session.get(self.url + self.engine.ready_path, timeout=(2.0, _ANSWER_S)).ok
+        except requests.RequestException:
+            return False
+
+    def _models(self, session: requests.Session) -> Any:
+        """What `/v1/models` lists; the name that requests will use must be there."""
+        try:
+            found = session.get(self.url + self.engine.models_path, timeout=_ANSWER_S).json()
+        except (requests.RequestException, ValueError) as error:
+            raise _NotOurs(f"no answer from {self.engine.models_path}", [str(error)], _READ_LOG) from error
+        entries = found.get("data") if isinstance(found, dict) else None
+        names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
+        wanted = self.server.model.name if self.server.model else None
+        if wanted is not None and names and wanted not in names:
+            raise _NotOurs(
+                f"it serves another model than `{wanted}`",
+                [f"{self.engine.models_path} lists {', '.join(names)}"],
+                "is another server on this port? does the engine take the model's name from another flag?",
+            )
+        return found
+
+    def _generates(self, session: requests.Session) -> dict[str, Any]:
+        """One real generation; a server that is healthy and cannot generate is not ready."""
+        name = self.server.model.name if self.server.model else "default"
+        prompt: Any = "Hello" if self.dialect != "chat" else [{"role": "user", "content": "Hello"}]
+        path, body = self.engine.request(self.dialect, prompt, _PROBE, name)
+        began = time.monotonic()
+        try:
+            with session.post(self.url + path, json=body, stream=True, timeout=_GENERATE_S) as answer:
+                if not answer.ok:
+                    said = answer.text[:500]
+                    raise _NotOurs(f"the first generation got HTTP {answer.status_code}", [said], _READ_LOG)
+                events = list(_events(answer))
+        except requests.RequestException as error:
+            raise _NotOurs("the first generation failed", [str(error)], _READ_LOG) from error
+        errors = [
+            json.dumps(event["error"])[:500] for event in events if isinstance(event, dict) and event.get("error")
+        ]
+        if errors or not any(_generated(event) for event in events):
+            shown = errors or [json.dumps(event)[:200] for event in events[-3:]] or ["an empty stream"]
+            raise _NotOurs("the first generation gave no token", shown, _READ_LOG)
+        return {"path": path, "events": len(events), "seconds": round(time.monotonic() - began, 4)}
+
+
+_READ_LOG = "read server.log around this time"
+
+
+class _Start:
+    """One attempt to bring a server up."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        server: Server,
+        folder: Path,
+        deadline_s: float,
+        on_milestone: OnMilestone,
+        secrets: Sequence[str],
+        dialect: Dialect,
+    ) -> None:
+        self.engine = engine
+        self.server = server
+        self.folder = folder
+        self.deadline_s = deadline_s
+        self.on_milestone = on_milestone
+        self.secrets = secrets
+        self.dialect = dialect
+        self.log = privacy.private_folder(folder) / "server.log"
+        self.tail = logs.LogTail(self.log, self.log.stat().st_size if self.log.exists() else 0)
+        self.lines: list[logs.LogLine] = []
+        self.reached: list[Reached] = []
+        self.began = time.monotonic()
+        self.oom_kills = diagnose.oom_kills()
+
+    def run(self, marker: str) -> Launched:
+        """Start, watch, and return a ready server, or clean up and say why not."""
+        command = self.engine.command(self.server)
+        process = supervise.start(
+            command,
+            log=self.log,
+            marker=marker,
+            cwd=self.folder,
+            host=self.server.host,
+            listens_on=[self.server.port],
+            secrets=self.secrets,
+        )
+        try:
+            found = self._watch(process)
+        except BaseException:
+            process.stop(self.engine.stop)
+            raise
+        hidden = privacy.secret_values(self.secrets, process.variables)
+        return Launched(
+            engine=self.engine,
+            server=self.server,
+            process=process,
+            log=self.log,
+            ready_s=round(time.monotonic() - self.began, 3),
+            argv=tuple(privacy.redact_argv(command.argv, hidden)),
+            variables=privacy.redact_variables(_without_mark(process.variables), hidden),
+            withheld=tuple(privacy.withheld(process.variables)),
+            milestones=tuple(self.reached),
+            models=found.models,
+            probe=found.probe,
+            oom_kills=self.oom_kills,
+        )
+
+    def _watch(self, process: Process) -> _Found:
+        """Watch log, process and clock until the questions are answered."""
+        enough = Event()
+        asking = _Asking(self.engine, self.server, self.dialect, lambda: self._prove_ours(process), enough)
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ready")
+        try:
+            future = pool.submit(asking.until_ready, self.deadline_s)
+            for _ in self._looks(future):
+                self._read_log()
+                if (diagnosis := self._trouble(process)) is not None:
+                    raise self._failed(process, diagnosis)
+            self._read_log()
+            return future.result()
+        except _NotOurs as wrong:
+            raise self._failed(process, self._root_of(process, wrong.diagnosis)) from wrong
+        except TimeoutError as late:
+            raise self._failed(process, self._late()) from late
+        finally:
+            enough.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _looks(self, future: "Future[_Found]") -> Iterator[None]:
+        while not future.done():
+            yield
+            if time.monotonic() - self.began > self.deadline_s:
+                raise TimeoutError
+            wait_for([future], timeout=_LOOK_S)
+
+    def _read_log(self) -> None:
+        fresh = self.tail.fresh()
+        self.lines += fresh
+        for line in fresh:
+            for milestone in self.engine.milestones:
+                known = any(reached.name == milestone.name for reached in self.reached)
+                if not known and re.search(milestone.regex, line.text):
+                    reached = Reached(milestone.name, round(time.monotonic() - self.began, 3), line.text)
+                    self.reached.append(reached)
+                    self.on_milestone(reached)
+
+    def _trouble(self, process: Process) -> Diagnosis | None:
+        """Whether waiting is over: the server died, or wrote a line after which it never serves."""
+        if process.poll() is not None:
+            return self._explain(process)
+        signatures: tuple[Signature, ...] = (*self.engine.signatures, *GENERIC)
+        if diagnose.decisive(self.lines, signatures):
+            process.wait(_LAST_WORDS_S)
+            return self._explain(process)
+        return None
+
+    def _explain(self, process: Process) -> Diagnosis:
+        time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
+        self._read_log()
+        death = Death(process.poll(), "start", diagnose.oom_kills() - self.oom_kills)
+        return diagnose.explain(self.lines, self.engine.signatures, death)
+
+    def _root_of(self, process: Process, answered: Diagnosis) -> Diagnosis:
+        """A wrong answer of a server that is dying is a symptom: its death says more."""
+        return answered if process.wait(_LAST_WORDS_S) is None else self._explain(process)
+
+    def _late(self) -> Diagnosis:
+        self._read_log()
+        return diagnose.hung(self.lines, Death(None, "start"), self.deadline_s)
+
+    def _failed(self, process: Process, diagnosis: Diagnosis) -> LaunchFailed:
+        report = process.stop(self.engine.stop if process.poll() is None else StopPolicy((), 0.0))
+        return LaunchFailed(self.engine.name, diagnosis, report, self.log)
+
+    def _prove_ours(self, process: Process) -> None:
+        """The process that listens must be one of ours."""
+        if ports.listens(process.pids(), self.server.port):
+            return
+        strangers = [str(holder) for holder in ports.holders(self.server.port)]
+        raise _NotOurs(
+            f"port {self.server.port} is answered by a process that is not this server",
+            strangers or ["its holder is not visible to us"],
+            "leave the port out of the recipe to get one that is free",
+        )
+
+
+def _without_mark(variables: Mapping[str, str]) -> dict[str, str]:
+    """The mark differs in every launch, and configures nothing."""
+    return {name: value for name, value in variables.items() if name != reaper.MARK}
+
+
+def _events(answer: requests.Response) -> Iterator[Any]:
+    """The JSON of a stream's `data:` lines, or the one JSON of an answer that is no stream."""
+    if "text/event-stream" not in answer.headers.get("Content-Type", ""):
+        yield answer.json()
+        return
+    for line in answer.iter_lines():
+        data = line.removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and data != b"[DONE]":
+            yield json.loads(data)
+
+
+def _generated(event: Any) -> bool:
+    """Whether an event carries something generated, in any dialect: text, a token count, or a finish for length."""
+    if not isinstance(event, dict):
+        return False
+    choices = event.get("choices") or []
+    texts = [event.get("text"), event.get("content")]
+    for choice in choices:
+        delta = choice.get("delta") or choice.get("message") or {}
+        texts += [choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("reasoning")]
+    counted = (event.get("usage") or {}).get("completion_tokens") or 0
+    return counted > 0 or any(texts)
