@@ -39,6 +39,11 @@ class Upgrade:
     everything: bool = False
     packages: tuple[str, ...] = ()
 
+    @property
+    def moves(self) -> bool:
+        """Whether any pin may move."""
+        return self.everything or bool(self.packages)
+
 
 def resolve(spec: EnvSpec, old: Lock | None, upgrade: Upgrade) -> list[LockedPackage]:
     """The packages a spec leads to, sorted by name.
