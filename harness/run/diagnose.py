@@ -132,12 +132,12 @@ def _hits(signature: Signature, lines: Sequence[LogLine]) -> list[LogLine]:
 
 def _known(matches: list[tuple[Signature, list[LogLine]]], lines: Sequence[LogLine], death: Death) -> Diagnosis:
     found, hits = matches[0]
-    evidence = [str(line) for line in hits[:_EVIDENCE]]
     writer = hits[-1].writer
-    after = [str(line) for line in lines if line.writer == writer][-_EVIDENCE:]
+    last = [line for line in lines if line.writer == writer][-_EVIDENCE:]
+    chosen = {id(line) for line in (*hits[:_EVIDENCE], *last)}
     return Diagnosis(
         name=found.name,
-        evidence=tuple(dict.fromkeys([*evidence, *after])),
+        evidence=tuple(str(line) for line in lines if id(line) in chosen),
         remedy=found.remedy,
         retry=found.retry,
         exit_code=death.exit_code,

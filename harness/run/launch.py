@@ -14,7 +14,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NoReturn
 
 import requests
 
@@ -80,9 +80,32 @@ class Launched:
     oom_kills: int = 0
 
     @property
-    def url(self) -> str:
+    def host(self) -> str:
+        """The host it is asked at."""
+        return asked_host(self.server)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return self.server.port
+
+    @property
+    def base_url(self) -> str:
         """Where it answers."""
         return base_url(self.server)
+
+    def refuse(self, message: str, details: Sequence[str] = ()) -> NoReturn:
+        """Give this server up.
+
+        Raises:
+            ServerError: always; with the reason of its death where it is dead, else with its last lines.
+        """
+        if (death := self.death()) is not None:
+            raise ServerError(
+                f"{message}: the server is dead, {death.name}", details=[*details, *death.evidence], hint=death.remedy
+            )
+        said = diagnose.last_lines(list(logs.read(self.log))) if self.process else ()
+        raise ServerError(message, details=[*details, *said], hint=f"the whole log: {self.log}" if said else None)
 
     def death(self, phase: diagnose.Phase = "measure") -> Diagnosis | None:
         """Why the server is dead, None while it lives (or is not ours)."""
@@ -177,9 +200,14 @@ def control_session(server: Server) -> requests.Session:
 
 
 def base_url(server: Server) -> str:
-    """`http://host:port`; a server on every address is asked on loopback."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    """`http://host:port`."""
+    host = asked_host(server)
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def asked_host(server: Server) -> str:
+    """The host to ask at: a server on every address is asked on loopback."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
 
 
 def _is_loopback(host: str) -> bool:
