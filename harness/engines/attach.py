@@ -57,7 +57,7 @@ class Attach:
         return openai.request(dialect, prompt, sampling, model)
 
     def effective(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server says of itself, under the name of the engine it looks like; `unknown` when it says nothing."""
+        """What the server says of itself, and which engine it looks like; `unknown` when it says nothing."""
         found = detect(answers)
         if found is None:
             names = openai.model_names(answers.get(self.models_path))

@@ -108,7 +108,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Whether a promised feature engaged: True with lines that prove it, False with lines that disprove it, None unknown."""
+    """Whether a promised feature engaged: True or False with the lines that show it, None when it cannot be told."""
 
     feature: str
     engaged: bool | None
@@ -146,14 +146,12 @@ class Engine(Protocol):
         """Argv and variables that start this server."""
         ...
 
-    def request(
-        self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str
-    ) -> tuple[str, dict[str, Any]]:
+    def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
         """Path and JSON body of one streaming request; `prompt` is a text or a list of chat messages."""
         ...
 
     def effective(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration the server says it runs with, flattened to `name: scalar`, from `effective_paths` answers."""
+        """The configuration the server says it runs with, flat as `name: scalar`, from `effective_paths` answers."""
         ...
 
     def evidence(self, feature: str, observed: Observed) -> Evidence:

@@ -33,7 +33,7 @@ _CACHED = "llamacpp:prompt_tokens_cached_total"
 
 
 class LlamaCpp:
-    """llama.cpp. `args: {binary: PATH}` runs that binary; otherwise the environment's python, or `llama-server` on PATH."""
+    """llama.cpp. `args: {binary: PATH}` runs that binary; else the environment's python, or `llama-server` on PATH."""
 
     name: str = "llamacpp"
     simulated: bool = False

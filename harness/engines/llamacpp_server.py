@@ -79,13 +79,9 @@ FLAGS = (
     Flag(("--spec-ngram-mod-n-match",), ("speculative.ngram_mod.n_match",), help="tokens that must match"),
     Flag(("--spec-ngram-mod-n-max",), ("speculative.ngram_mod.n_max",), help="tokens to draft at most"),
     Flag(("--spec-ngram-mod-n-min",), ("speculative.ngram_mod.n_min",), help="tokens to draft at least"),
-    Flag(
-        ("--spec-synth-rates",),
-        ("speculative.synth_rates",),
-        numbers,
-        help="forced acceptance a position (text is wrong)",
-    ),
-    Flag(("--spec-synth-len",), ("speculative.synth_len",), float, help="forced acceptance length (text is wrong)"),
+    # With a forced acceptance the text is wrong: for benchmarks of speed only.
+    Flag(("--spec-synth-rates",), ("speculative.synth_rates",), numbers, help="forced acceptance a position"),
+    Flag(("--spec-synth-len",), ("speculative.synth_len",), float, help="forced acceptance length"),
 )
 REMOVED = ("--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--draft-p-min")
 DEFAULTS = {"hostnames": ["127.0.0.1"], "port": 8080, "n_gpu_layers": 0}
@@ -104,8 +100,12 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The flags."""
     # No abbreviations: llama-server has none, and a recipe that works here must work there.
-    command = Parser(prog="llamacpp_server", description=__doc__, allow_abbrev=False,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    command = Parser(
+        prog="llamacpp_server",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     for flag in FLAGS:
         kind: dict[str, Any] = {"type": flag.read, "metavar": "X"}
         if flag.constant is not None:
@@ -119,9 +119,8 @@ def settings(argv: Sequence[str]) -> dict[str, Any]:
     """Flags as `field of CommonParams: value`, in the order of `FLAGS`; `speculative.types` as names."""
     command = parser()
     if removed := next((word for word in argv if word.split("=")[0] in REMOVED), None):
-        command.exit(
-            1, f'error while handling argument "{removed}": the argument has been removed. use --spec-draft-n-max\n'
-        )
+        said = f'error while handling argument "{removed}": the argument has been removed. use --spec-draft-n-max'
+        command.exit(1, f"{said}\n")
     given = vars(command.parse_args(argv))
     if given["--model"] is None:
         command.error("--model is required")

@@ -28,7 +28,7 @@ _NOT_CONFIGURATION = ("host", "port", "node_rank", "dist_init_addr")
 
 
 class Simulated:
-    """A server of ours whose speed is a formula: for tests, teaching and planning. What it yields is never a measurement."""
+    """A server of ours whose speed is a formula, for tests, teaching and planning. It never yields a measurement."""
 
     name: str = "simulated"
     simulated: bool = True

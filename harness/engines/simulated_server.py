@@ -32,7 +32,16 @@ LOG_EVERY_S = 1.0
 # A machine that stood still is not caught up with by a burst: beyond this the clock is set anew, and it is counted.
 LATE_LIMIT_S = 1.0
 CRASH = "CUDA error: an illegal memory access was encountered (simulated)"
-COUNTERS = ("prompt_tokens", "generated_tokens", "cached_tokens", "drafts", "draft_tokens", "accepted_tokens", "requests", "steps")  # fmt: skip
+COUNTERS = (
+    "prompt_tokens",
+    "generated_tokens",
+    "cached_tokens",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
+    "requests",
+    "steps",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,12 +67,7 @@ def parser() -> argparse.ArgumentParser:
     add("--speculative-step-ms", type=_real, default=0.0, help="s: time of every step that drafts")
     add("--speculative-token-ms", type=_real, default=0.0, help="d: and for every drafted token")
     add("--speculative-max-batch", type=_whole, default=None, help="adaptive: no drafting above this batch")
-    add(
-        "--speculative-tiers",
-        type=_tiers,
-        default=(),
-        help="adaptive: BATCH:TOKENS from each batch on, as 1:4,8:2,32:0",
-    )
+    add("--speculative-tiers", type=_tiers, default=(), help="adaptive: BATCH:TOKENS,... as in 1:4,8:2,32:0")
     add("--noise", type=_real, default=0.0, help="sigma of the lognormal factor on each step")
     add("--launch-noise", type=_real, default=0.0, help="sigma of the lognormal factor on a whole launch")
     add("--seed", type=int, default=None, help="of all noise; left out: drawn at start, and told on /server_info")
@@ -187,11 +191,9 @@ class Simulation:
         step = self.batcher.step
         if step is None:
             return
-        drafts = self.batcher.speculation.drafts(len(self.batcher.running))
-        brought = self.batcher.finish()
         self.counts["steps"] += 1
-        for request, tokens in brought:
-            self._hand_out(request, tokens, drafts)
+        for request, tokens in self.batcher.finish():
+            self._hand_out(request, tokens, step.drafts)
         self._trip()
         now = asyncio.get_running_loop().time()
         late = now - step.ends
@@ -325,14 +327,16 @@ class Simulation:
             os.kill(os.getpid(), signal.SIGKILL)
         if _due(self.faults.get("restart-after-requests"), seen) and RESTARTED not in os.environ:
             say("restarting")
-            os.execve(sys.executable, [sys.executable, "-m", "harness.engines.simulated_server", *sys.argv[1:]], {**os.environ, RESTARTED: "1"})  # fmt: skip
+            again = [sys.executable, "-m", "harness.engines.simulated_server", *sys.argv[1:]]
+            os.execve(sys.executable, again, {**os.environ, RESTARTED: "1"})
 
     def _take(self, connection: Connection, asked: Ask, hits: Any) -> None:
         words = split(asked.prompt)
         prompt_tokens = len(words) + asked.template_tokens
         room = self.arguments.context_length - prompt_tokens
         if room < 1 or asked.max_tokens > room:
-            said = f"the request needs {prompt_tokens + asked.max_tokens} tokens, the context length is {self.arguments.context_length}"
+            said = f"the request needs {prompt_tokens + asked.max_tokens} tokens, "
+            said += f"the context length is {self.arguments.context_length}"
             connection.reply(400, _error(400, said))
             return
         cached = self.faults.get("warm-cache") or self.cache.take(words)
@@ -377,7 +381,12 @@ class Simulation:
         if self.faults.get("never-listens"):
             return await self.ended
         try:
-            server = await loop.create_server(lambda: Connection(self.handle, self.connections), self.arguments.host, self.arguments.port, backlog=4096)  # fmt: skip
+            server = await loop.create_server(
+                lambda: Connection(self.handle, self.connections),
+                self.arguments.host,
+                self.arguments.port,
+                backlog=4096,
+            )
         except OSError as error:
             say(f"error: cannot listen on {self.arguments.host}:{self.arguments.port}: {error.strerror or error}")
             return 1
@@ -392,7 +401,13 @@ class Simulation:
 
     async def _load(self) -> None:
         arguments = self.arguments
-        group = Group(arguments.node_rank, arguments.nnodes, arguments.dist_init_addr, self._lost, self._left)
+        group = Group(
+            arguments.node_rank,
+            arguments.nnodes,
+            arguments.dist_init_addr,
+            on_loss=self._lost,
+            on_leave=self._left,
+        )
         self.ended.add_done_callback(lambda _: group.leave())
         say("loading weights")
         if (line := self.faults.get("die-before-ready")) is not None:
@@ -403,9 +418,8 @@ class Simulation:
         try:
             await group.join()
         except (OSError, TimeoutError) as error:
-            say(
-                f"error: rank {arguments.node_rank} of {arguments.nnodes} found no group at {arguments.dist_init_addr}: {error or 'timed out'}"
-            )
+            place = f"rank {arguments.node_rank} of {arguments.nnodes}"
+            say(f"error: {place} found no group at {arguments.dist_init_addr}: {error or 'timed out'}")
             self._end(1)
             return
         self.ready = True
@@ -465,7 +479,7 @@ def _batcher(arguments: argparse.Namespace, seed: int) -> Batcher:
 
 
 def _start_child(lives_s: float) -> int:
-    """A child as SGLang's schedulers are: its own session, deaf to SIGTERM. It ends by itself, so a test cannot leak it."""
+    """A child as SGLang's schedulers are: its own session, deaf to SIGTERM. It ends by itself: no test can leak it."""
     program = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({lives_s})"
     return subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdin=subprocess.DEVNULL).pid
 

@@ -8,12 +8,19 @@ import asyncio
 from collections.abc import Callable
 
 CONNECT_S = 60.0
+Ended = Callable[[int], None]
 
 
 class Group:
-    """This process's place in the group. `on_loss(rank)` is called when a rank goes without goodbye, `on_leave` with it."""
+    """This process's place in the group.
 
-    def __init__(self, rank: int, size: int, address: str, on_loss: Callable[[int], None], on_leave: Callable[[int], None]) -> None:  # fmt: skip
+    Args:
+        rank, size: which of how many.
+        address: `HOST:PORT` where rank 0 listens and the others call.
+        on_loss, on_leave: called with the rank that went without, or with, a goodbye.
+    """
+
+    def __init__(self, rank: int, size: int, address: str, *, on_loss: Ended, on_leave: Ended) -> None:
         self.rank = rank
         self.size = size
         host, _, port = address.rpartition(":")
@@ -61,18 +68,21 @@ class Group:
         await self._watch(reader, int(line[5:]))
 
     async def _connect(self) -> None:
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection(self._host, self._port)
-                break
-            except OSError:
-                await asyncio.sleep(0.1)
+        reader, writer = await self._call()
         self._writers.append(writer)
         writer.write(f"rank {self.rank}\n".encode())
         if await reader.readline() != b"go\n":
             self._on_loss(0)
             return
         self._tasks.append(asyncio.create_task(self._watch(reader, 0)))
+
+    async def _call(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to rank 0, which may not listen yet."""
+        while True:
+            try:
+                return await asyncio.open_connection(self._host, self._port)
+            except OSError:
+                await asyncio.sleep(0.1)
 
     async def _watch(self, reader: asyncio.StreamReader, rank: int) -> None:
         """Wait for a peer's last word, or for its connection to break."""

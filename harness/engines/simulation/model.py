@@ -100,7 +100,7 @@ class Noise:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence: what it asks for, and how far it is. `seed` makes its accepted drafts its own, whatever the batch."""
+    """One sequence: what it asks for, how far it is. `seed` makes its accepted drafts its own, whatever the batch."""
 
     tokens: int
     prefill_tokens: int = 0
@@ -140,16 +140,17 @@ class Request:
 
 @dataclass(slots=True)
 class Step:
-    """The step in flight; `ends` moves when a request joins."""
+    """The step in flight; a request that joins moves `ends`, and may change the `drafts` of an adaptive server."""
 
     began: float
     factor: float
     prefill_tokens: int
+    drafts: int = 0
     ends: float = 0.0
 
 
 class Batcher:
-    """Continuous batching: who runs, who waits, when the step in flight ends. Times are seconds of the caller's clock."""
+    """Continuous batching: who runs, who waits, when the step in flight ends; in seconds of the caller's clock."""
 
     def __init__(self, cost: Cost, speculation: Speculation, *, max_running: int, noise: Noise | None = None) -> None:
         self.cost = cost
@@ -160,8 +161,6 @@ class Batcher:
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
         self.step: Step | None = None
-        self.steps = 0
-        self.busy_s = 0.0
 
     def arrive(self, request: Request, now: float) -> None:
         """Take a request: into the step in flight while that is young and has room, else into the queue."""
@@ -170,7 +169,7 @@ class Batcher:
         if step is not None and young and not self.waiting and len(self.running) < self.max_running:
             self.running[request] = None
             step.prefill_tokens += request.prefill_tokens
-            step.ends = step.began + self._duration(step)
+            self._time(step)
         else:
             self.waiting.append(request)
 
@@ -185,17 +184,15 @@ class Batcher:
             self.step = None
             return None
         self.step = Step(now, self.noise.factor(), admitted)
-        self.step.ends = now + self._duration(self.step)
+        self._time(self.step)
         return self.step
 
     def finish(self) -> list[tuple[Request, int]]:
         """End the step in flight: each running request and the tokens it got; those that are done leave."""
         if self.step is None:
             return []
-        drafts = self.speculation.drafts(len(self.running))
-        brought = [(request, request.advance(drafts, self.speculation.acceptance)) for request in self.running]
-        self.steps += 1
-        self.busy_s += self.step.ends - self.step.began
+        drafts, acceptance = self.step.drafts, self.speculation.acceptance
+        brought = [(request, request.advance(drafts, acceptance)) for request in self.running]
         self.running = {request: None for request in self.running if not request.done}
         self.step = None
         return brought
@@ -207,10 +204,11 @@ class Batcher:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def _duration(self, step: Step) -> float:
+    def _time(self, step: Step) -> None:
         batch = len(self.running)
-        plain = self.cost.of(batch, self.speculation.drafts(batch), step.prefill_tokens)
-        return plain * step.factor * self.slowdown
+        step.drafts = self.speculation.drafts(batch)
+        seconds = self.cost.of(batch, step.drafts, step.prefill_tokens)
+        step.ends = step.began + seconds * step.factor * self.slowdown
 
 
 def tiers_of(drafts: int, max_batch: int | None, tiers: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""What the simulated engine reads and writes: token counts, a prefix cache, and text that depends on the prompt alone."""
+"""What the simulated engine reads and writes: token counts, a prefix cache, text that depends on the prompt alone."""
 
 import hashlib
 import math
@@ -52,7 +52,7 @@ class Writer:
 
 
 def divergence(key: int, share: float, mean_position: float) -> int | None:
-    """Where a prompt's output leaves the reference: None for all but `share` of prompts, else geometric around the mean."""
+    """Where a prompt's output leaves the reference: None for all but `share` of prompts, else geometric, from 0."""
     if identity(key, "diverges") / 2**64 >= share:
         return None
     if mean_position <= 1:
