@@ -100,7 +100,7 @@ class Lock(Strict):
         return files.digest(
             {
                 "lock": self.version,
-                "wanted": self.wanted.model_dump(mode="json"),
+                "wanted": self.wanted.canonical(),
                 "packages": [
                     [package.name, package.version, [[file.file, file.sha256] for file in package.files]]
                     for package in self.packages
@@ -138,7 +138,7 @@ def render(lock: Lock) -> str:
         f"spec_digest = {toml.value(lock.spec_digest)}",
         "",
         "[wanted]",
-        *toml.pairs(lock.wanted.model_dump(mode="json", exclude_defaults=True)),
+        *toml.pairs(lock.wanted.canonical()),
     ]
     for title, rows in (("packages", lock.packages), ("overlays", lock.overlays), ("patches", lock.patches)):
         for row in rows:

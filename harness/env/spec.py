@@ -186,7 +186,13 @@ class Wanted(Strict):
     @cached_property
     def digest(self) -> str:
         """Hex sha256 over what is wanted: equal specs give equal digests, whatever their comments and order of keys."""
-        return files.digest(self.wanted().model_dump(mode="json"))
+        return files.digest(self.canonical())
+
+    def canonical(self) -> dict[str, Any]:
+        """What is wanted as plain data. Options left at their defaults are left out, so that a spec keeps its digest
+        when a later harness knows more options; the platform is always spelt out."""
+        plain = self.wanted().model_dump(mode="json", exclude_defaults=True)
+        return plain | {"platform": self.platform.model_dump(mode="json")}
 
     def wanted(self) -> "Wanted":
         """This, without what does not decide what gets installed."""
