@@ -25,7 +25,7 @@ class Server:
 
     `args` are the engine's own long flag names without dashes, in the recipe's order; True is a bare flag, None and
     False leave it out, a list repeats or joins as the engine wants. `python` is the interpreter of the built
-    environment, None for an engine that needs none.
+    environment, None for an engine that needs none. `unchecked` goes to the end of the argv as it is.
     """
 
     engine: str
@@ -35,6 +35,7 @@ class Server:
     args: Mapping[str, Scalar | Sequence[Scalar]] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,6 +336,7 @@ class _Start:
     def run(self, marker: str) -> Launched:
         """Start, watch, and return a ready server, or clean up and say why not."""
         command = self.engine.command(self.server)
+        command = replace(command, argv=(*command.argv, *self.server.unchecked))
         process = supervise.start(
             command,
             log=self.log,
