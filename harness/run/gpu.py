@@ -6,6 +6,24 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
+# nvml.h, "Clock event reasons": what holds a GPU's clocks back.
+_THROTTLES = {
+    0x2: "application clocks setting",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock setting",
+}
+
+
+def throttle_names(reasons: int) -> str:
+    """The bits of a clock event mask in words, idleness left out."""
+    return ", ".join(name for bit, name in _THROTTLES.items() if reasons & bit) or f"{reasons:#x}"
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -97,3 +115,22 @@ def _read(library: ModuleType, index: int) -> Gpu:
         throttle=ask("nvmlDeviceGetCurrentClocksEventReasons"),
         temperature_c=ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
     )
+
+
+def peers() -> list[list[bool | None]]:
+    """Whether the driver lets GPU i read GPU j's memory (None on the diagonal, and where it does not say)."""
+    with nvml() as library:
+        if library is None:
+            return []
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        return [[_reads(library, one, other) for other in handles] for one in handles]
+
+
+def _reads(library: ModuleType, one: Any, other: Any) -> bool | None:
+    if one is other:
+        return None
+    try:
+        status = library.nvmlDeviceGetP2PStatus(one, other, library.NVML_P2P_CAPS_INDEX_READ)
+    except library.NVMLError:
+        return None
+    return bool(status == library.NVML_P2P_STATUS_OK)
