@@ -52,6 +52,26 @@ def hardware_class(facts: Mapping[str, Any]) -> str:
     return "; ".join([*(f"{count} x {name}" for name, count in sorted(counted.items())), processor])
 
 
+def comparable(facts: Mapping[str, Any]) -> dict[str, str | None]:
+    """The machine facts that a comparison checks for equality, by name; empty where none were noted."""
+    if not facts:
+        return {}
+    devices = facts["gpu"] if isinstance(facts.get("gpu"), dict) else {}
+    limits = [device.get("power_limit_w") for device in devices.get("devices", [])]
+    return {
+        "hardware": hardware_class(facts),
+        "kernel": (facts.get("system") or {}).get("kernel"),
+        "governor": _listed((facts.get("cpu") or {}).get("governor") or {}),
+        "driver": devices.get("driver"),
+        "power limits": ", ".join(f"{limit:.0f} W" for limit in limits if limit is not None) or None,
+        "harness": facts.get("harness"),
+    }
+
+
+def _listed(counts: Mapping[str, int]) -> str | None:
+    return ", ".join(f"{name} on {count}" for name, count in sorted(counts.items())) or None
+
+
 def governors() -> dict[str, int]:
     """How many CPUs follow which frequency governor; empty where the machine does not say (most virtual ones)."""
     found = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
