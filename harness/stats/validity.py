@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+from scipy.stats import ttest_ind
 
 from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
@@ -266,8 +267,6 @@ def trend(slices: Sequence[float]) -> Trend | None:
     change = float(second.mean() / first.mean() - 1)
     if first.std() == 0 and second.std() == 0:
         return Trend(change, certain=change != 0)
-    from scipy.stats import ttest_ind  # noqa: PLC0415  (slow to import, rarely reached)
-
     return Trend(change, certain=bool(ttest_ind(first, second, equal_var=False).pvalue < 0.01))
 
 

@@ -1,0 +1,143 @@
+"""Published tables as arms: numbers of others, which can be compared but say that they were not measured here.
+
+A reference holds one arm of one published run. Its throughputs are whole-run figures (tokens over wall clock), because
+that is what scripts print; it has no raw data, so no interval can be made from it.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from harness.errors import InputError
+from harness.stats.arms import PRIMARY, Arm, Cell, Launch, level_key
+from harness.stats.consistency import SerialCheck, serial_against_closed
+from harness.strict import Strict, parse, read
+
+LATENCIES = {"e2e_p50_s": "e2e_s", "tpot_p50_s": "tpot_s", "ttft_p50_s": "ttft_s"}
+
+
+class PublishedLevel(Strict):
+    """One row of a published table; exactly one of `concurrency`, `serial` and `saturation` says which."""
+
+    concurrency: int | None = Field(default=None, ge=1)
+    serial: bool = False
+    saturation: bool = False
+    output_tok_s: float = Field(gt=0)
+    per_request_tok_s: float | None = Field(default=None, gt=0)
+    e2e_mean_s: float | None = Field(default=None, gt=0)
+    e2e_p50_s: float | None = Field(default=None, gt=0)
+    e2e_p99_s: float | None = Field(default=None, gt=0)
+    tpot_p50_s: float | None = Field(default=None, gt=0)
+    ttft_p50_s: float | None = Field(default=None, gt=0)
+    requests: int | None = Field(default=None, ge=1)
+    ok: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum((self.concurrency is not None, self.serial, self.saturation)) != 1:
+            raise ValueError("a level is exactly one of `concurrency`, `serial: true` and `saturation: true`")
+        return self
+
+    @property
+    def level(self) -> dict[str, Any]:
+        """As a planned level is written."""
+        if self.concurrency is not None:
+            return {"mode": "closed", "concurrency": self.concurrency}
+        return {"mode": "serial" if self.serial else "saturation"}
+
+
+class Reference(Strict):
+    """One arm of one published run.
+
+    `server` names the deployment: references of one server are the same server by other methods.
+    """
+
+    reference: str
+    arm: str
+    server: str
+    source: str
+    hardware: str
+    model: str
+    method: str
+    prompts: str | None = None
+    flags: str | None = None
+    levels: list[PublishedLevel] = Field(min_length=1)
+
+    def as_arm(self) -> Arm:
+        """The reference as an arm of one launch, marked as published."""
+        cells = tuple(_cell(level) for level in self.levels)
+        launch = Launch(launch=self.reference, block=0, cells=cells)
+        return Arm(name=self.arm, launches=(launch,), published=f"{self.reference}: {self.source}")
+
+
+def load(path: Path) -> Reference:
+    """Read one reference.
+
+    Raises:
+        InputError: the file is wrong; every fault with its line.
+    """
+    return parse(read(path), Reference)
+
+
+def load_all(folder: Path) -> list[Reference]:
+    """Every reference of a folder, by name."""
+    return [load(path) for path in sorted(folder.glob("*.yaml"))]
+
+
+def is_reference(path: Path) -> bool:
+    """Whether a path is a reference file, rather than a run folder or a recipe."""
+    if path.suffix not in {".yaml", ".yml"} or not path.is_file():
+        return False
+    try:
+        return "reference" in read(path).data
+    except InputError:
+        return False
+
+
+def disagreements(references: Sequence[Reference], margin: float = 0.02) -> list[SerialCheck]:
+    """Serial figures against closed loops at C=1 of the same server, wherever a pair of references has both.
+
+    Args:
+        references: any; those of one `server` are set against each other.
+        margin: how far apart the two may be.
+
+    Returns:
+        One check a pair, agreeing ones included: that the others agree is part of the finding.
+    """
+    return [
+        check
+        for serial in references
+        for closed in references
+        if serial.server == closed.server and (check := _check(serial, closed, margin)) is not None
+    ]
+
+
+def _check(serial: Reference, closed: Reference, margin: float) -> SerialCheck | None:
+    one = _only(serial.levels, "serial")
+    other = _only(closed.levels, "c1")
+    name = f"{serial.arm} ({serial.reference} against {closed.reference})"
+    return serial_against_closed(Arm(name, (Launch("published", 0, (*one, *other)),)), margin)
+
+
+def _only(levels: Iterable[PublishedLevel], key: str) -> tuple[Cell, ...]:
+    return tuple(_cell(level) for level in levels if level_key(level.level) == key)
+
+
+def _cell(level: PublishedLevel) -> Cell:
+    given = level.model_dump(exclude_none=True)
+    values = {PRIMARY: level.output_tok_s, "output_tok_s_whole": level.output_tok_s}
+    values |= {name: given[field] for field, name in LATENCIES.items() if field in given}
+    if level.per_request_tok_s is not None:
+        values["per_request_tok_s"] = level.per_request_tok_s
+    failed = (level.requests or 0) - level.ok if level.ok is not None else 0
+    reasons = (f"{failed} of {level.requests} requests failed",) if failed > 0 else ()
+    return Cell(
+        key=level_key(level.level),
+        level=level.level,
+        values=values,
+        state="suspect" if reasons else "valid",
+        reasons=reasons,
+        requests=level.requests,
+    )

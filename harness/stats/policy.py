@@ -1,0 +1,163 @@
+"""From verdicts to a decision: at which concurrencies the treatment should be on, and how to tell the engine so.
+
+Only what the comparison claims is used: a treatment is on where it is better, and off everywhere else, also where
+nothing is resolved. Between two levels the switch is at the lower end of the crossover's interval.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from harness.stats.arms import Arm, Launch
+from harness.stats.compare import Comparison, Row
+from harness.stats.level import Reason, Stored
+
+FORMAT = "harness.policy/1"
+
+
+class Policy(Stored):
+    """A decision that a machine can read.
+
+    Attributes:
+        decision: `go` (on everywhere that was measured), `go in range`, `no-go`, or `undecided`.
+        on: concurrencies, first and last, where the treatment should be on; within the measured range.
+        sentence: the decision and its reasons.
+        levers: the engines' own form of it, by flag; empty where there is none.
+    """
+
+    format: str = FORMAT
+    treatment: str
+    decision: Literal["go", "go in range", "no-go", "undecided"]
+    on: tuple[tuple[int, int], ...]
+    sentence: str
+    levers: dict[str, Any] = {}
+    simulated: bool = False
+
+
+def decide(comparison: Comparison, *, steps: int | None = None, topk: int | None = None) -> Policy:
+    """The policy that a comparison supports.
+
+    Args:
+        comparison: speculation (treatment) against none (base).
+        steps: draft steps (SGLang) or speculative tokens (vLLM) of the treatment, for the engines' levers; None where
+            the treatment is not speculation.
+        topk: SGLang's `speculative-eagle-topk`; its adaptive mode works with 1 only.
+    """
+    rows = [row for row in comparison.rows if row.concurrency and row.level.get("mode") != "serial"]
+    on = _ranges(comparison, rows)
+    decision = _decision(rows, on)
+    return Policy(
+        treatment=comparison.treatment,
+        decision=decision,
+        on=on,
+        sentence=_sentence(comparison, rows, decision, on),
+        levers=_levers(on, rows, steps, topk) if steps else {},
+        simulated=comparison.simulated,
+    )
+
+
+def better_arm(base: Arm, treatment: Arm, comparison: Comparison) -> Arm:
+    """An arm made of the better of two at each level, launch pair by launch pair: what an adaptive arm has to match."""
+    chosen = {row.key: treatment if row.direction == "treatment" else base for row in comparison.rows}
+    launches = [
+        Launch(
+            launch=f"better-{block}",
+            block=block,
+            cells=tuple(
+                cell
+                for key, arm in chosen.items()
+                for launch in arm.launches
+                if launch.block == block and (cell := launch.cell(key)) is not None
+            ),
+        )
+        for block in sorted({launch.block for arm in (base, treatment) for launch in arm.launches})
+    ]
+    return Arm(name=f"better of {base.name} and {treatment.name}", launches=tuple(launches), simulated=base.simulated)
+
+
+def kept_promise(adaptive: Comparison, margin: float) -> tuple[Reason, ...]:
+    """Where an adaptive arm is worse than the better of the two fixed arms by more than the margin.
+
+    Args:
+        adaptive: the adaptive arm (treatment) against the better fixed arm of each level (`better_arm`).
+        margin: as a share.
+
+    Returns:
+        One reason a level that breaks the promise; none if it is kept wherever it was tested.
+    """
+    limit = 1 / (1 + margin)
+    return tuple(
+        Reason(
+            code="promise-broken",
+            message=f"at {row.key} the adaptive arm reaches {row.estimate.ratio:.3f} of the better arm",
+        )
+        for row in adaptive.rows
+        if row.estimate is not None and row.verdict == "worse" and row.estimate.ratio < limit
+    )
+
+
+def _ranges(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[int, int], ...]:
+    """Runs of levels where the treatment is better, stretched to the certain side of a crossover next to them."""
+    ranges: list[list[int]] = []
+    previous: Row | None = None
+    for row in rows:
+        at = int(row.concurrency or 1)
+        if row.verdict == "better":
+            if previous is not None and previous.verdict == "better":
+                ranges[-1][1] = at
+            else:
+                ranges.append([at, at])
+        previous = row
+    for crossing in comparison.crossover.crossings:
+        for span in ranges:
+            if span[1] == crossing.between[0] and crossing.below == comparison.treatment and crossing.low:
+                span[1] = max(span[1], math.floor(crossing.low))
+            if span[0] == crossing.between[1] and crossing.above == comparison.treatment and crossing.high:
+                span[0] = min(span[0], math.ceil(crossing.high))
+    return tuple((first, last) for first, last in ranges)
+
+
+def _decision(rows: Sequence[Row], on: Sequence[tuple[int, int]]) -> Literal["go", "go in range", "no-go", "undecided"]:
+    verdicts = {row.verdict for row in rows}
+    if verdicts == {"better"}:
+        return "go"
+    if on:
+        return "go in range"
+    return "no-go" if rows and verdicts <= {"worse", "equivalent"} else "undecided"
+
+
+def _sentence(comparison: Comparison, rows: Sequence[Row], decision: str, on: Sequence[tuple[int, int]]) -> str:
+    name = comparison.treatment
+    spans = " and ".join(f"{first}..{last}" if first != last else f"{first}" for first, last in on)
+    why = comparison.crossover.sentence
+    return {
+        "go": f"go: turn `{name}` on; {why}",
+        "go in range": f"go in range: turn `{name}` on at concurrency {spans} and off elsewhere; {why}",
+        "no-go": f"no-go: leave `{name}` off; {why}",
+        "undecided": f"undecided: leave `{name}` off until more is known; {comparison.summary}",
+    }[decision]
+
+
+def _levers(on: Sequence[tuple[int, int]], rows: Sequence[Row], steps: int, topk: int | None) -> dict[str, Any]:
+    """The policy in the engines' words. Beyond the measured range both leave speculation off.
+
+    SGLang's file maps the lowest batch size of a tier to its candidate steps, 0 being off (0.5.11 and later, EAGLE and
+    EAGLE3 with topk 1 only); vLLM's value lists [first batch size, last batch size, tokens], 0 being off.
+    """
+    highest = max((int(row.concurrency or 1) for row in rows), default=1)
+    tiers: dict[str, dict[str, list[int]]] = {}
+    table: list[list[int]] = []
+    following = 1
+    for first, last in on:
+        if first > following:
+            tiers[str(following)] = {"candidate_steps": [0]}
+            table.append([following, first - 1, 0])
+        tiers[str(first)] = {"candidate_steps": [steps]}
+        table.append([first, last, steps])
+        following = last + 1
+    tiers[str(following)] = {"candidate_steps": [0]}
+    table.append([following, max(highest, following), 0])
+    levers: dict[str, Any] = {"vllm num_speculative_tokens_per_batch_size": table}
+    if topk in {None, 1}:
+        levers["sglang --speculative-adaptive-config"] = tiers
+    return levers
