@@ -91,14 +91,8 @@ def withheld(variables: Mapping[str, str], ambient: Mapping[str, str] | None = N
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder (and its parents) that only we may enter."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.chmod(0o700)
-    return path
-
-
-def private_file(path: Path) -> Path:
-    """Make a file, or an existing one, that only we may read."""
-    path.touch(mode=0o600)
-    path.chmod(0o600)
+    """Make a folder (and its parents) that only we may enter; one that exists already keeps its mode."""
+    if not path.is_dir():
+        path.mkdir(parents=True, mode=0o700)
+        path.chmod(0o700)  # whatever the umask says
     return path

@@ -13,7 +13,7 @@ Orders come as JSON lines on stdin, reports go as JSON lines to stdout:
     < {"exited": CODE}                   negative for a signal, as subprocess has it
     > {"stop": ["SIGTERM"], "grace_s": 15, "term_grace_s": 5}      > {"kill": true}
     < {"sent": "SIGTERM", "to": [PID, ...], "at_s": 0.0}
-    < {"stopped": true, "left": [PID, ...]}
+    < {"stopped": true, "left": [PID, ...], "lost": LINES that a full disk cost}
 """
 
 import contextlib
@@ -191,6 +191,7 @@ class Reaper:
         self.harness = os.getppid()
         self.log = Log(order["log"], order["secrets"])
         self.server: Seen | None = None
+        self.output: socket.socket | None = None
         self.exit: int | None = None
         self.stopping: Stopping | None = None
         self.done = False
@@ -240,7 +241,7 @@ class Reaper:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.begin_stop([], 0.0, _ORPHAN_GRACE_S))
         try:
-            output = self.spawn()
+            output = self.output = self.spawn()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             tell({"failed": f"{error.__class__.__name__}: {error}"})
             return
@@ -262,8 +263,6 @@ class Reaper:
                 if not self.listening:
                     poll.unregister(sys.stdin.fileno())
             self.step(child_ended=wake in ready)
-        self.read_output(output)
-        self.log.flush()
 
     def read_output(self, output: socket.socket) -> bool:
         """Log what is there; False when every writer is gone."""
@@ -390,9 +389,11 @@ class Reaper:
         self.done = True
         if not left:
             Path(self.order["roster"]).unlink(missing_ok=True)
-        lost = f"; {self.log.lost} lines could not be written" if self.log.lost else ""
-        self.log.note(f"stopped, left: {' '.join(map(str, left)) or 'nobody'}{lost}")
-        tell({"stopped": True, "left": left})
+        if self.output:
+            self.read_output(self.output)
+        self.log.flush()
+        self.log.note(f"stopped, left: {' '.join(map(str, left)) or 'nobody'}")
+        tell({"stopped": True, "left": left, "lost": self.log.lost})
 
     def write_roster(self, table: dict[int, Seen] | None = None) -> None:
         """Note who belongs to the server, for a next run: some processes wipe the mark from their environment."""

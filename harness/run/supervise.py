@@ -47,7 +47,8 @@ class StopReport:
     """How a stop went, as verified afterwards.
 
     `exit_code` is the server's, negative for a signal, None when nobody could see it. `gpu` is "no GPU", "back", or
-    what is still held. `locks` are files the dead left behind and we removed.
+    what is still held. `locks` are files the dead left behind and we removed, `lost_lines` what the log misses because
+    the disk was full.
     """
 
     exit_code: int | None
@@ -57,6 +58,7 @@ class StopReport:
     gpu: str
     locks: tuple[str, ...]
     seconds: float
+    lost_lines: int = 0
 
     @property
     def ports_free(self) -> bool:
@@ -99,7 +101,7 @@ class Process:
         self._received = b""
         self._stopped = False
         self._signals: list[Sent] = []
-        self._left: tuple[int, ...] = ()
+        self._lost = 0
         self._exit: int | None = None
         self._failure: str | None = None
         self.mark = mark
@@ -148,12 +150,14 @@ class Process:
         """The pids of `descendants`."""
         return self._family()
 
-    def stop(self, policy: StopPolicy | None = None, *, verify_s: float = _VERIFY_S) -> StopReport:
+    def stop(
+        self, policy: StopPolicy | None = None, *, term_grace_s: float = _TERM_GRACE_S, verify_s: float = _VERIFY_S
+    ) -> StopReport:
         """Stop the server and everything it started, then verify; a second call returns the same report.
 
         Args:
-            policy: which signals the server itself gets first, and how long each may take. Whoever is left then gets
-                SIGTERM and, 5 s later, SIGKILL.
+            policy: which signals the server itself gets first, and how long each may take.
+            term_grace_s: whoever is left then gets SIGTERM and, so much later, SIGKILL.
             verify_s: how long ports and GPU memory may take to come back after the last one died.
 
         An interrupt while this waits kills at once, still verifies, and is raised at the end.
@@ -161,8 +165,8 @@ class Process:
         if self.report is not None:
             return self.report
         policy, began = policy or StopPolicy(), time.monotonic()
-        self._order({"stop": list(policy.signals), "grace_s": policy.grace_s, "term_grace_s": _TERM_GRACE_S})
-        interrupted = self._await_end(len(policy.signals) * policy.grace_s + 4 * _TERM_GRACE_S + 10)
+        self._order({"stop": list(policy.signals), "grace_s": policy.grace_s, "term_grace_s": term_grace_s})
+        interrupted = self._await_end(len(policy.signals) * policy.grace_s + term_grace_s + 20)
         survivors = self._sweep()
         busy, memory = self.watched.settle(survivors, verify_s)
         holders = [holder for pid in sorted(survivors) if (holder := ports.describe(pid))]
@@ -174,6 +178,7 @@ class Process:
             gpu=memory,
             locks=tuple(locks.remove_stale(self.watched.lock_roots, since=self.watched.since)) if not holders else (),
             seconds=round(time.monotonic() - began, 3),
+            lost_lines=self._lost,
         )
         if interrupted:
             raise KeyboardInterrupt
@@ -257,7 +262,7 @@ class Process:
             self._signals.append(Sent(report["sent"], tuple(report["to"]), report["at_s"]))
         elif "stopped" in report:
             self._stopped = True
-            self._left = tuple(report["left"])
+            self._lost = report["lost"]
 
 
 @dataclass(frozen=True, slots=True)
