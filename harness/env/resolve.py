@@ -206,11 +206,12 @@ def _explained(stderr: str, spec: EnvSpec, sources: Mapping[str, Index]) -> Inpu
             f"`{spec.env}` cannot be locked: the index `{name}` cannot be reached", details=causes[-1:], hint=hint
         )
     told = [line for line in lines if not line.startswith(("Using CPython", "warning:", "Ignoring"))]
-    words = [line.replace(_PROJECT, "the spec").removeprefix("error: ") for line in told]
+    plain = [line.removeprefix("error: ").removeprefix("cause: ") for line in told]
+    words = [line.replace(_PROJECT, "the spec").replace("your project", "the spec") for line in plain]
     if "No solution found" in stderr:
         hint = "change the pins in the spec so that they can be had together"
         return InputError(
-            f"`{spec.env}` cannot be locked: its packages do not go together", details=_short(words), hint=hint
+            f"`{spec.env}` cannot be locked: its packages do not go together", details=_short(words[1:]), hint=hint
         )
     return InputError(f"`{spec.env}` cannot be locked: uv refused", details=_short(words))
 

@@ -135,7 +135,7 @@ class Wanted(Strict):
     platform: Platform = Platform()
     cuda: Cuda | None = None
     base_image: str | None = None
-    packages: tuple[Package, ...] = Field(min_length=1)
+    packages: tuple[Package, ...]
     constraints: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -173,6 +173,8 @@ class Wanted(Strict):
 
     @model_validator(mode="after")
     def _packages_once(self) -> Self:
+        if not self.packages:
+            raise ValueError("`packages` is empty")
         names = [package.canonical_name for package in self.packages]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"packages named twice: {', '.join(f'`{name}`' for name in twice)}")

@@ -173,8 +173,7 @@ def test_conflicting_pins_keep_uvs_explanation(here: Project) -> None:
 
     assert said.code == 2
     assert said.err.startswith("error: `demo` cannot be locked: its packages do not go together\n")
-    assert "server==1.2 depends on parser<2" in said.err
-    assert "the spec" in said.err
+    assert "server depend on parser<2 and the spec depends on parser==2.0" in said.err
     assert "hint: change the pins in the spec so that they can be had together" in said.err
     assert not here.lock("demo").exists()
 
