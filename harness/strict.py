@@ -307,11 +307,11 @@ def _below(annotations: list[Any], fields: Mapping[str, Any], step: str | int) -
 
 def _sentence(kind: str, message: str, context: Mapping[str, Any]) -> str:
     if kind == "greater_than_equal":
-        return f"must be at least {context['ge']}"
+        return f"must be at least {context['ge']:g}"
     if kind == "greater_than":
-        return f"must be greater than {context['gt']}"
+        return f"must be greater than {context['gt']:g}"
     if kind == "less_than_equal":
-        return f"must be at most {context['le']}"
+        return f"must be at most {context['le']:g}"
     if kind == "too_short":
         return (
             "must not be empty"

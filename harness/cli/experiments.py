@@ -1,7 +1,159 @@
-"""Verbs: plan, run."""
+"""Verbs: plan and run. From a recipe to a plan that starts nothing, and from a plan to a run folder."""
 
-from harness.cli.talk import Verbs
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.talk import Verbs, common
+from harness.errors import InputError, MeasurementError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from harness.recipe.expand import Expanded
+    from harness.recipe.plan import Plan
+    from harness.recipe.site import Site
+    from harness.run.run import CellFate
+    from harness.run.store import Run
 
 
 def register(verbs: Verbs) -> None:
     """Add this room's verbs."""
+    plan = common(verbs.add_parser("plan", help="show exactly what a recipe would run; starts nothing"))
+    _recipe_options(plan)
+    plan.set_defaults(run=show_plan)
+    run = common(verbs.add_parser("run", help="carry a recipe out: launch, warm up, sweep, compare, publish"))
+    _recipe_options(run)
+    run.add_argument(
+        "--wait-free", default="0", metavar="TIME", help="wait for a port or GPU in use by others: 90s, 10m, 1h"
+    )
+    run.add_argument("--no-publish", action="store_true", help="leave documents and LOGBOOK.md alone")
+    run.set_defaults(run=run_recipe)
+
+
+def _recipe_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("recipe", type=Path, help="a recipe file")
+    verb.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    verb.add_argument("--name", help="name of the run folder (default: time, recipe and plan)")
+    verb.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="RUN",
+        help="reuse finished cells of earlier runs of this recipe, or of one run",
+    )
+
+
+def show_plan(arguments: argparse.Namespace) -> int:
+    """`harness plan`."""
+    from harness.recipe.site import load as load_site
+    from harness.run.run import fates
+
+    _, plan = _planned(arguments.recipe, load_site())
+    found = fates(plan, _earlier(arguments, plan))
+    data = {
+        "digest": plan.digest,
+        **plan.model_dump(mode="json"),
+        "cells": [{"launch": f.launch, "level": f.level, "fate": f.fate, "why": list(f.why)} for f in found],
+    }
+    arguments.talk.data(data, _plan_view(plan, found))
+    return 0
+
+
+def run_recipe(arguments: argparse.Namespace) -> int:
+    """`harness run`."""
+    from harness.cli.live import LiveView
+    from harness.publish import targets
+    from harness.recipe.site import load as load_site
+    from harness.run import answer, needs, store
+    from harness.run.run import execute, fates
+
+    talk = arguments.talk
+    site = load_site()
+    expanded, plan = _planned(arguments.recipe, site)
+    earlier = _earlier(arguments, plan)
+    found = fates(plan, earlier) if arguments.resume else []
+    root = _root(expanded)
+    if not arguments.no_publish:
+        targets.check(plan, root)
+    for trouble in needs.before(plan, site, arguments.out, wait_s=_seconds(arguments.wait_free)):
+        talk.line(f"warning: {trouble}")
+    run = _continued(earlier, plan) if arguments.resume else None
+    run = run or store.create(arguments.out, plan, name=arguments.name)
+    talk.line(f"run {run.run_id}: {len(plan.launches)} launches, {sum(1 for _ in plan.cells())} cells")
+    for fate in found:
+        why = f" because {'; '.join(fate.why)}" if fate.why else ""
+        talk.line(f"  {fate.launch} {fate.level}: {fate.fate}{why}")
+    with LiveView(talk, cells=sum(1 for _ in plan.cells())) as view:
+        outcome = execute(run, plan, site, view.tell, reuse=found)
+    answered = answer.answer(run)
+    if answered:
+        answer.store(run, answered)
+    if not arguments.no_publish:
+        for line in targets.publish(run, plan, answered, root):
+            talk.line(line)
+    return _finish(arguments, run, outcome.troubles)
+
+
+def _seconds(text: str) -> float:
+    """`90s`, `10m`, `1h` or plain seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
+    if not match:
+        raise InputError(f"`{text}` is not a time", hint="write 90s, 10m or 1h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]) -> int:
+    from harness.cli.results import run_data, run_view
+
+    arguments.talk.data(run_data(run), run_view(run))
+    bad = [f"{launch} {result.level['name']}" for launch, result in run.levels() if result.verdict.state == "invalid"]
+    if bad or troubles:
+        raise MeasurementError(
+            f"run `{run.run_id}` ended, but not every level counts",
+            details=[*troubles, *(f"invalid: {cell}" for cell in bad)],
+            hint=f"`harness show {run.path}` says why",
+        )
+    return 0
+
+
+def _planned(path: Path, site: "Site") -> "tuple[Expanded, Plan]":
+    from harness.recipe import plan as planning
+    from harness.recipe.expand import load
+    from harness.recipe.gather import gather
+
+    expanded = load(path)
+    return expanded, planning.make(expanded, gather(expanded, site))
+
+
+def _root(expanded: "Expanded") -> Path:
+    """Documents are named from the project's top folder, or from the working directory outside a project."""
+    from harness.env import places
+
+    try:
+        return places.project_root()
+    except InputError:
+        return Path.cwd()
+
+
+def _earlier(arguments: argparse.Namespace, plan: "Plan") -> "list[Run]":
+    from harness.run import store
+
+    if isinstance(arguments.resume, str):
+        return [store.open_run(Path(arguments.resume))]
+    return store.find(arguments.out, plan.recipe)
+
+
+def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
+    """The newest unfinished run of this very plan, to go on in."""
+    return next((run for run in earlier if run.plan().digest == plan.digest and run.state()["state"] != "done"), None)
+
+
+def _plan_view(plan: "Plan", found: "list[CellFate]") -> "RenderableType":
+    from rich.console import Group
+
+    from harness.publish.plans import findings_text, plan_table, plan_text
+
+    return Group(plan_text(plan), plan_table(plan, found), *findings_text(plan))

@@ -1,7 +1,147 @@
-"""Verbs: show, compare, publish."""
+"""Verbs: show, compare, publish. They read stored runs, also ones that still go on or were killed."""
 
-from harness.cli.talk import Verbs
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.cli.talk import Verbs, common
+from harness.errors import AnswerIsNo, InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from harness.run.answer import Answer
+    from harness.run.store import Run
 
 
 def register(verbs: Verbs) -> None:
     """Add this room's verbs."""
+    show = common(verbs.add_parser("show", help="what a run measured; works while it goes on and after a kill"))
+    show.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders (default: the newest)")
+    show.set_defaults(run=show_runs)
+    compare = common(verbs.add_parser("compare", help="compare the arms of a run, or one run against another"))
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="one run with several arms, or base and new")
+    compare.add_argument("--base", help="the arm that others are compared against (default: the recipe's)")
+    compare.add_argument("--margin", type=float, help="a ratio this near 1 is no difference (default: 0.02)")
+    compare.set_defaults(run=compare_runs)
+    publish = common(verbs.add_parser("publish", help="write a run's results into documents and LOGBOOK.md"))
+    publish.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    publish.add_argument("--check", action="store_true", help="change nothing; exit 1 and show the diff when stale")
+    publish.set_defaults(run=publish_runs)
+
+
+def show_runs(arguments: argparse.Namespace) -> int:
+    """`harness show`."""
+    from rich.console import Group
+
+    from harness.run import store
+
+    paths = arguments.runs or [_newest()]
+    runs = [store.open_run(path) for path in paths]
+    data = [run_data(run) for run in runs]
+    arguments.talk.data(data if len(data) > 1 else data[0], Group(*(run_view(run) for run in runs)))
+    return 0
+
+
+def compare_runs(arguments: argparse.Namespace) -> int:
+    """`harness compare`. Exit 1 when a treatment is worse at a level."""
+    from rich.console import Group
+
+    from harness.run import answer, store
+
+    runs = [store.open_run(path) for path in arguments.runs]
+    found = answer.across(runs, base=arguments.base, margin=arguments.margin)
+    arguments.talk.data(found.model_dump(mode="json"), Group(*answer_view(found)))
+    worse = [row.key for answered in found.answers for row in answered.comparison.rows if row.verdict == "worse"]
+    return AnswerIsNo.exit_code if worse else 0
+
+
+def publish_runs(arguments: argparse.Namespace) -> int:
+    """`harness publish`."""
+    from harness.env import places
+    from harness.publish import targets
+    from harness.run import answer, store
+
+    stale: list[str] = []
+    root = places.project_root()
+    for path in arguments.runs:
+        run = store.open_run(path)
+        plan, found = run.plan(), answer.answer(run)
+        if arguments.check:
+            stale += targets.stale(run, plan, found, root)
+            continue
+        for line in targets.publish(run, plan, found, root):
+            arguments.talk.line(line)
+    if stale:
+        arguments.talk.data({"stale": stale}, "\n".join(stale))
+        raise AnswerIsNo("documents are stale", hint="run `harness publish RUN` and commit what changed")
+    return 0
+
+
+def run_data(run: "Run") -> dict[str, Any]:
+    """A run as JSON: state, levels, answer."""
+    from harness.run import answer
+
+    found = answer.stored(run)
+    return {
+        "run": run.run_id,
+        "path": str(run.path),
+        **run.state(),
+        "levels": [{**result.model_dump(mode="json"), "launch": launch} for launch, result in run.levels()],
+        "answer": found.model_dump(mode="json") if found else None,
+    }
+
+
+def run_view(run: "Run") -> "RenderableType":
+    """A run as people read it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from harness.publish.tables import levels_table, seeds_row
+    from harness.run import answer
+
+    plan, state = run.plan(), run.state()
+    parts: list[RenderableType] = [Text(f"{run.run_id}: {state['state']}\n{plan.question}")]
+    if error := state.get("error"):
+        parts.append(Text(str(error)))
+    done = list(run.levels())
+    for launch in plan.launches:
+        results = [result for name, result in done if name == launch.name]
+        label = " (simulated)" if any(result.simulated for result in results) else ""
+        missing = [cell.level.name for cell in launch.cells if run.level(launch.name, cell.level.name) is None]
+        if results:
+            parts.append(Text("\n".join(["", f"{launch.name}{label}", *(seeds_row(result) for result in results)])))
+            parts.append(levels_table(results, ""))
+        if missing:
+            parts.append(Text(f"{launch.name}: not measured: {', '.join(missing)}"))
+        for result in results:
+            parts += [
+                Text(f"  {result.level['name']} {result.verdict.state}: {reason.message}")
+                for reason in result.verdict.reasons
+            ]
+    if found := answer.stored(run):
+        parts += answer_view(found)
+    return Group(*parts)
+
+
+def answer_view(found: "Answer") -> "list[RenderableType]":
+    """An answer: a table a treatment, then what is to be said about it."""
+    from rich.text import Text
+
+    from harness.publish.tables import comparison_notes, comparison_table
+
+    parts: list[RenderableType] = []
+    for answered in found.answers:
+        parts += [Text(""), comparison_table(answered.comparison)]
+        parts += [Text(line) for line in comparison_notes(answered.comparison)]
+        parts += [Text(f"warning: {reason.message}") for reason in answered.fairness.warnings]
+        if answered.equivalence:
+            parts.append(Text(answered.equivalence.sentence))
+    return parts
+
+
+def _newest() -> Path:
+    found = sorted(path.parent for path in Path("runs").glob("*/plan.json"))
+    if not found:
+        raise InputError("there is no run in `runs`", hint="`harness run RECIPE` makes one; or name a run folder")
+    return found[-1]

@@ -47,7 +47,7 @@ class Run:
 
     def plan(self) -> Plan:
         """The plan this run carries out."""
-        return _stored(Plan, self.path / "plan.json")
+        return read_stored(Plan, self.path / "plan.json")
 
     def state(self) -> dict[str, Any]:
         """`run.json`; a folder without one never got past its plan."""
@@ -75,7 +75,7 @@ class Run:
     def level(self, launch: str, level: str) -> LevelResult | None:
         """One finished cell, None where it is not finished."""
         path = self.level_folder(launch, level) / "level.json"
-        return _stored(LevelResult, path) if path.is_file() else None
+        return read_stored(LevelResult, path) if path.is_file() else None
 
     def levels(self) -> Iterator[tuple[str, LevelResult]]:
         """Every finished cell with its launch, in the plan's order."""
@@ -185,7 +185,8 @@ def private_folder(path: Path) -> None:
     os.chmod(path, _PRIVATE_DIR)  # noqa: PTH101 - mkdir's mode is subject to the umask
 
 
-def _stored(model: type[S], path: Path) -> S:
+def read_stored(model: type[S], path: Path) -> S:
+    """A stored file as its model; says which part does not read when it is another version's."""
     try:
         return model.model_validate(read_json(path))
     except ValidationError as error:

@@ -1,0 +1,97 @@
+"""A plan as people read it: what is asked, every argv, every launch and level, what fires."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from harness.engines import get as engine_of
+from harness.engines.engine import Model, Server
+from harness.errors import HarnessError
+from harness.recipe.plan import Plan, PlannedArm
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def plan_text(plan: Plan) -> Text:
+    """The head of a plan: question, arms with their argv, comparison."""
+    lines = [f"{plan.recipe}: {plan.question}", f"plan {plan.digest[:16]}, measurement {plan.measurement}", ""]
+    for arm in plan.arms.values():
+        lines += _arm_lines(arm)
+    if plan.compare:
+        lines.append(
+            f"compare: every arm against {plan.compare['base']}, {plan.compare['launches']} launch(es) each,"
+            f" order {plan.compare['order']}; may differ: {', '.join(plan.compare['treatment']) or 'nothing'}"
+        )
+    return Text("\n".join(lines))
+
+
+def plan_table(plan: Plan, fates: Sequence[Any]) -> "Table":
+    """Every launch and level in order, with what would be reused and why not."""
+    from rich.table import Table  # noqa: PLC0415 - only where a table is shown
+
+    known = {(fate.launch, fate.level): fate for fate in fates}
+    table = Table(header_style="bold")
+    for name in ("launch", "level", "requests", "warm-up", "deadline s", "cell", "what"):
+        table.add_column(name, justify="right" if name in {"requests", "warm-up", "deadline s"} else "left")
+    for launch, cell in plan.cells():
+        level, fate = cell.level, known.get((launch.name, cell.level.name))
+        what = fate.fate + (f": {'; '.join(fate.why)}" if fate.why else "") if fate else "run"
+        asked = str(level.requests) if level.requests else f"{level.duration_s:g} s"
+        table.add_row(
+            launch.name, level.name, asked, str(level.warmup_requests), f"{level.level_timeout_s:.0f}",
+            cell.cell_id[:12], what,
+        )  # fmt: skip
+    return table
+
+
+def findings_text(plan: Plan) -> list[Text]:
+    """The rules that fire, and other things worth knowing before the run."""
+    found = []
+    for finding in plan.findings:
+        where = f" ({finding.where})" if finding.where else ""
+        remedy = f"\n  do: {finding.remedy}" if finding.remedy else ""
+        source = f"\n  source: {finding.source}" if finding.source else ""
+        found.append(Text(f"{finding.severity}: {finding.id}{where}: {finding.message}{remedy}{source}"))
+    return found
+
+
+def argv(arm: PlannedArm) -> list[str]:
+    """What an arm's server would be started with; PORT and PYTHON stand for what is chosen at launch."""
+    if arm.url:
+        return ["(already running at", arm.url + ")"]
+    engine = engine_of(arm.engine)
+    model = Model(arm.model.path or f"ENV/{arm.model.from_env}", arm.model.name) if arm.model else None
+    server = Server(
+        engine=arm.engine,
+        host=arm.host,
+        port=arm.port or 0,
+        model=model,
+        args=arm.args,
+        variables=arm.variables,
+        python="PYTHON" if arm.env else None,
+        unchecked=arm.unchecked,
+    )
+    try:
+        command = engine.command(server)
+    except HarnessError as error:
+        return [f"({error.message})"]
+    return [*command.argv, *arm.unchecked]
+
+
+def _arm_lines(arm: PlannedArm) -> list[str]:
+    head = f"arm {arm.name}: {arm.engine}"
+    if arm.env:
+        head += f", env {arm.env} ({str(arm.env_id)[:16]})"
+    if arm.expect:
+        head += f", expects {', '.join(arm.expect)}"
+    lines = [head, "  " + shlex.join(argv(arm))]
+    lines += [f"  {name}={value}" for name, value in arm.variables.items()]
+    work = arm.workload
+    lines.append(
+        f"  asks: {work['prompts']} ({work['prompts_sha256'][:12]}), {work['max_tokens']} tokens,"
+        f" temperature {work['temperature']:g}, seed {work['seed']}, {work['dialect']}"
+    )
+    return lines

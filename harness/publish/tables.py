@@ -1,0 +1,191 @@
+"""Results as people read them: the one place where units and digits are chosen.
+
+Seconds inside become milliseconds here; a value that is not known is `-`, never 0.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from harness.stats.compare import Comparison, Estimate, Row
+from harness.stats.level import LevelResult, Summary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_ABSENT = "-"
+
+
+def seeds_row(result: LevelResult) -> str:
+    """One level in the row form that `benchmark_parallel.py` printed, so that old tables compare line by line.
+
+    The throughput is the whole run's, as it was there.
+    """
+    e2e = result.metrics.get("e2e_s") or Summary(n=0)
+    spread = "/".join(f"{_fixed(value, 1):>6}" for value in (e2e.mean, e2e.p50, e2e.p99 or e2e.maximum))
+    throughput = result.throughput
+    return (
+        f"{_level_label(result):<6} | {result.requests:>3} requests"
+        f" | throughput: {_fixed(throughput.output_tok_s_whole, 1):>7} tok/s"
+        f" | per-req: {_fixed(throughput.per_request_tok_s, 1):>6} tok/s"
+        f" | latency avg/p50/p99: {spread}s | ok: {result.ok}/{result.requests}"
+    )
+
+
+def level_header() -> tuple[str, ...]:
+    """The columns of `level_row`."""
+    return (
+        "level",
+        "tok/s",
+        "whole",
+        "TTFT ms p50",
+        "p99",
+        "TPOT ms p50",
+        "gap ms p99",
+        "E2E s p50",
+        "ok",
+        "accept",
+        "lag ms p99",
+        "verdict",
+    )
+
+
+def level_row(result: LevelResult) -> tuple[str, ...]:
+    """One level with the design's metrics; `tok/s` is over the steady window."""
+    metrics = {name: result.metrics.get(name) or Summary(n=0) for name in ("ttft_s", "tpot_s", "chunk_gap_s", "e2e_s")}
+    lag = result.client.get("lag_p99_s")
+    return (
+        _level_label(result),
+        _fixed(result.throughput.output_tok_s, 1),
+        _fixed(result.throughput.output_tok_s_whole, 1),
+        _milli(metrics["ttft_s"].p50),
+        _milli(metrics["ttft_s"].p99),
+        _milli(metrics["tpot_s"].p50),
+        _milli(metrics["chunk_gap_s"].p99),
+        _fixed(metrics["e2e_s"].p50, 2),
+        f"{result.ok}/{result.requests}",
+        _fixed(result.server.get("acceptance_length"), 2),
+        _milli(lag),
+        result.verdict.state,
+    )
+
+
+def levels_table(results: Iterable[LevelResult], title: str) -> "Table":
+    """The levels of one launch."""
+    return _table(title, level_header(), [level_row(result) for result in results])
+
+
+def comparison_header(comparison: Comparison) -> tuple[str, ...]:
+    """The columns of `comparison_row`."""
+    return (
+        "level",
+        f"{comparison.base} tok/s",
+        f"{comparison.treatment} tok/s",
+        "ratio",
+        f"{comparison.confidence:.0%} interval",
+        "TPOT ratio",
+        "launches",
+        "verdict",
+    )
+
+
+def comparison_row(row: Row) -> tuple[str, ...]:
+    """One level of a comparison."""
+    estimate = row.estimate
+    tpot = row.secondary.get("tpot_s")
+    return (
+        row.key if row.concurrency is None or not row.key.startswith("c") else f"C={row.concurrency}",
+        _fixed(estimate.base, 1) if estimate else _ABSENT,
+        _fixed(estimate.treatment, 1) if estimate else _ABSENT,
+        _fixed(estimate.ratio, 3) if estimate else _ABSENT,
+        _interval(estimate),
+        _fixed(tpot.ratio, 3) if tpot else _ABSENT,
+        str(estimate.launches) if estimate else _ABSENT,
+        _verdict(row),
+    )
+
+
+def comparison_table(comparison: Comparison) -> "Table":
+    """A comparison, level by level."""
+    title = f"{comparison.treatment} against {comparison.base}{_labels(comparison)}"
+    return _table(title, comparison_header(comparison), [comparison_row(row) for row in comparison.rows])
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """A comparison as a Markdown table with its sentence."""
+    lines = [
+        f"**{comparison.treatment} against {comparison.base}**{_labels(comparison)}: {comparison.crossover.sentence}",
+        "",
+        *markdown_table(comparison_header(comparison), [comparison_row(row) for row in comparison.rows]),
+    ]
+    return "\n".join(lines)
+
+
+def levels_markdown(results: Iterable[LevelResult]) -> str:
+    """Levels as a Markdown table."""
+    return "\n".join(markdown_table(level_header(), [level_row(result) for result in results]))
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table, columns after the first right-aligned; pipes in cells are escaped."""
+    lines = [
+        "| " + " | ".join(_cell(name) for name in header) + " |",
+        "| --- |" + " ---: |" * (len(header) - 1),
+    ]
+    return lines + ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+
+
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """Everything worth saying under a comparison's table: the sentence, then reasons and notes, each once."""
+    lines = [comparison.crossover.sentence, *comparison.notes]
+    for row in comparison.rows:
+        lines += [f"{row.key}: {reason.message}" for reason in row.reasons]
+        lines += [f"{row.key}: {note}" for note in row.notes]
+    return list(dict.fromkeys(lines))
+
+
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    from rich.table import Table  # noqa: PLC0415 - only where a table is shown
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 or index == len(header) - 1 else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _level_label(result: LevelResult) -> str:
+    level = result.level
+    if level.get("mode") == "closed":
+        return f"C={level['concurrency']:>3}"
+    return str(level.get("name", level.get("mode", "level")))
+
+
+def _labels(comparison: Comparison) -> str:
+    words = ["simulated"] if comparison.simulated else []
+    words += [f"{name}: published, not measured here" for name in comparison.published]
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _verdict(row: Row) -> str:
+    if row.verdict == "unresolved" and row.more_launches:
+        return f"unresolved ({row.more_launches} more launches)"
+    return row.verdict
+
+
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None or estimate.interval is None:
+        return _ABSENT
+    return f"{estimate.interval.low:.3f} to {estimate.interval.high:.3f}"
+
+
+def _milli(value: float | None) -> str:
+    return _fixed(value * 1e3 if value is not None else None, 1)
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return _ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,91 @@
+"""Looking up what a plan needs to know: locks, prompt sets, model digests. Reads only what the recipe names."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from harness.engines import get as engine_of
+from harness.env import build, lock, places
+from harness.errors import Fault, HarnessError, InputError, LockError
+from harness.files import sha256_file
+from harness.load import prompts
+from harness.recipe.expand import Arm, Expanded
+from harness.recipe.identity import model_facts
+from harness.recipe.plan import Found, PromptFacts
+from harness.recipe.schema import ModelFile
+from harness.recipe.site import Site
+from harness.stats.metrics import MEASUREMENT
+
+
+def gather(expanded: Expanded, site: Site) -> Found:
+    """Look everything up.
+
+    Raises:
+        InputError: an engine, environment or prompt set that is not there; all of them at once, with their lines.
+        LockError: an environment has no lock, or one that does not read.
+    """
+    faults = [fault for arm in expanded.arms for fault in _engine_faults(arm)]
+    environments: dict[str, str] = {}
+    sets: dict[str, PromptFacts] = {}
+    for arm in expanded.arms:
+        faults += _look_up_environment(arm, environments)
+        faults += _look_up_prompts(arm, expanded.path, sets)
+    if faults:
+        raise InputError.of(list(dict.fromkeys(faults)))
+    models = {arm.name: facts for arm in expanded.arms if (facts := _model(arm.setup.model, arm.setup.env, site))}
+    return Found(environments, sets, models, MEASUREMENT, sha256_file(expanded.path))
+
+
+def model_path(model: ModelFile, environment: str | None, site: Site) -> Path | None:
+    """Where a model lies on this machine; None while the environment that carries it is not built."""
+    if model.path is not None:
+        return Path(site.expand(model.path)).expanduser()
+    if environment is None or model.from_env is None:
+        return None
+    built = build.find(lock.read(places.lock_path(environment)))
+    return built.site_packages / model.from_env if built else None
+
+
+def _model(model: ModelFile | None, environment: str | None, site: Site) -> Mapping[str, str | int | None]:
+    """What identifies a model. One from an environment is identified by the environment's own hashes."""
+    if model is None or model.path is None:
+        return {}
+    path = model_path(model, environment, site)
+    return model_facts(path) if path else {}
+
+
+def _engine_faults(arm: Arm) -> Iterator[Fault]:
+    setup = arm.setup
+    try:
+        engine = engine_of(setup.server.engine)
+    except InputError as error:
+        yield Fault(error.message, arm.place("server", "engine"), error.hint)
+        return
+    if engine.needs_model and setup.model is None:
+        yield Fault(f"engine `{engine.name}` needs a `model`", arm.place("server", "engine"))
+    if engine.needs_environment and setup.env is None:
+        yield Fault(f"engine `{engine.name}` needs an `env`", arm.place("server", "engine"))
+    if engine.name == "attach" and setup.server.url is None:
+        yield Fault("engine `attach` needs `server.url`", arm.place("server", "engine"))
+
+
+def _look_up_environment(arm: Arm, found: dict[str, str]) -> Iterator[Fault]:
+    name = arm.setup.env
+    if name is None or name in found:
+        return
+    try:
+        found[name] = lock.read(places.lock_path(name)).env_id
+    except LockError:
+        raise
+    except HarnessError as error:
+        yield Fault(error.message, arm.place("env"), error.hint)
+
+
+def _look_up_prompts(arm: Arm, recipe: Path, found: dict[str, PromptFacts]) -> Iterator[Fault]:
+    name = arm.setup.workload.prompts
+    if name in found:
+        return
+    try:
+        loaded = prompts.load(name, beside=recipe.parent)
+        found[name] = PromptFacts(loaded.sha256, len(loaded))
+    except InputError as error:
+        yield Fault(error.message, arm.place("workload", "prompts"), error.hint)

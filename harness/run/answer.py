@@ -1,0 +1,175 @@
+"""From a stored run to its answer: the recipe's question, answered from what was measured.
+
+Reads the run folder, turns it into the values that `stats` compares, and stores `comparison.json`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.errors import InputError
+from harness.files import write_json
+from harness.load.records import RequestRecord
+from harness.recipe.plan import Plan, PlannedArm, treatment
+from harness.run.facts import comparable
+from harness.run.store import Run, read_stored
+from harness.stats.arms import Arm, Launch, launch_of
+from harness.stats.compare import Comparison, Settings, compare
+from harness.stats.equivalence import Equivalence, compare_outputs
+from harness.stats.fairness import Fairness, Permission, check, flatten
+from harness.stats.level import LevelResult, Stored
+from harness.stats.slices import throughput
+from harness.strict import suggest
+
+FORMAT = "harness.answer/1"
+
+
+class Answered(Stored):
+    """One treatment against its base: the verdicts, whether the comparison was fair, whether the outputs agree."""
+
+    comparison: Comparison
+    fairness: Fairness
+    equivalence: Equivalence | None = None
+
+
+class Answer(Stored):
+    """Everything `comparison.json` says."""
+
+    format: str = FORMAT
+    run_id: str
+    question: str
+    answers: tuple[Answered, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The answer in a line: each treatment's."""
+        return " ".join(answered.comparison.crossover.sentence for answered in self.answers)
+
+
+def answer(run: Run) -> Answer | None:
+    """Compare the arms of a stored run as its plan says; None when the plan compares nothing."""
+    plan = run.plan()
+    if plan.compare is None:
+        return None
+    return across([run])
+
+
+def across(runs: Sequence[Run], *, base: str | None = None, margin: float | None = None) -> Answer:
+    """Compare within one run, or the arms of later runs against an arm of the first.
+
+    Args:
+        runs: stored runs. One: its arms against its base. Several: the base arm of the first against the arms of the
+            others; where both have an arm of that name, against it.
+        base: the base arm's name; default: the recipe's, else the first arm.
+        margin: the equivalence margin; default: the recipe's, else 2 %.
+
+    Raises:
+        InputError: there is nothing to compare, or no such arm.
+    """
+    first = runs[0]
+    plan = first.plan()
+    found = arms(first)
+    name = base or (plan.compare or {}).get("base") or next(iter(found))
+    if name not in found:
+        raise InputError(f"run `{first.run_id}` has no arm `{name}`", hint=suggest(name, found))
+    how = {"treatment": permitted(plan), "accept": (), "margin": 0.02, **(plan.compare or {})}
+    if margin is not None:
+        how["margin"] = margin
+    if len(runs) == 1:
+        others = [arm for arm in found.values() if arm.name != name]
+        return _answered(first, plan, found[name], others, how)
+    others = [
+        replace(arm, name=f"{arm.name} ({run.run_id})")
+        for run in runs[1:]
+        for arm in arms(run).values()
+        if arm.name == name or name not in run.plan().arms
+    ]
+    return _answered(first, plan, found[name], others, how)
+
+
+def stored(run: Run) -> Answer | None:
+    """The answer a run stored, None where it has none (yet)."""
+    path = run.path / "comparison.json"
+    return read_stored(Answer, path) if path.is_file() else None
+
+
+def _answered(run: Run, plan: Plan, base: Arm, others: Sequence[Arm], how: Mapping[str, Any]) -> Answer:
+    if not others:
+        raise InputError(
+            f"run `{run.run_id}` has one arm, `{base.name}`: nothing to compare",
+            hint="name a second run, or add an arm",
+        )
+    return Answer(
+        run_id=run.run_id, question=plan.question, answers=tuple(compared(base, other, how) for other in others)
+    )
+
+
+def compared(base: Arm, other: Arm, how: Mapping[str, Any]) -> Answered:
+    """One arm against its base; what is not fair blocks the verdicts, by name."""
+    fairness = check(base, other, Permission(tuple(how["treatment"]), tuple(how["accept"])))
+    comparison = compare(base, other, Settings(margin=how["margin"], blockers=fairness.blockers))
+    return Answered(comparison=comparison, fairness=fairness, equivalence=compare_outputs(base, other))
+
+
+def store(run: Run, found: Answer) -> None:
+    """Write `comparison.json`."""
+    write_json(run.path / "comparison.json", found.model_dump(mode="json"), mode=0o600)
+
+
+def arms(run: Run) -> dict[str, Arm]:
+    """The arms of a stored run, with every finished level."""
+    plan = run.plan()
+    facts = comparable(run.facts().get("before", {}))
+    results = list(run.levels())
+    found = {}
+    for name, planned in plan.arms.items():
+        mine = [launch.name for launch in plan.launches if launch.arm == name]
+        launches = [_launch(run, launch, results, facts, planned) for launch in mine]
+        found[name] = Arm(
+            name=name,
+            launches=tuple(launch for launch in launches if launch is not None),
+            plan=planned_facts(planned),
+            simulated=any(result.simulated for _, result in results if result.arm == name),
+        )
+    return found
+
+
+def planned_facts(arm: PlannedArm) -> dict[str, Any]:
+    """What was planned for an arm, flattened under the names a recipe uses."""
+    facts = {
+        "env": arm.env,
+        "server": {
+            "engine": arm.engine,
+            "args": arm.args,
+            "unchecked": list(arm.unchecked),
+            "variables": arm.variables,
+        },
+        "model": arm.model.model_dump(exclude={"facts"}) if arm.model else None,
+        "workload": arm.workload,
+    }
+    return flatten(facts)
+
+
+def permitted(plan: Plan) -> list[str]:
+    """The patterns of what may differ between the arms of a plan."""
+    declared = plan.compare["treatment"] if plan.compare else ()
+    return treatment([arm.overrides for arm in plan.arms.values()], declared)
+
+
+def _launch(
+    run: Run, name: str, results: list[tuple[str, LevelResult]], facts: Mapping[str, Any], planned: PlannedArm
+) -> Launch | None:
+    levels = [result for launch, result in results if launch == name]
+    if not levels:
+        return None
+    records: dict[str, list[RequestRecord]] = {
+        str(result.level["name"]): list(run.requests(name, str(result.level["name"]))) for result in levels
+    }
+    said = run.launch(name)
+    return launch_of(
+        levels,
+        effective=said.get("effective") or {},
+        facts={**facts, "env_id": planned.env_id, "measurement": levels[0].measurement, "counter": levels[0].counter},
+        records=records,
+        slicer=throughput,
+    )

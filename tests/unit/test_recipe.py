@@ -1,0 +1,180 @@
+"""Recipes: inheritance, arms, matrix, the plan and the identity of its cells."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.recipe import identity, plan
+from harness.recipe.expand import Expanded, load
+from harness.recipe.plan import Found, PromptFacts
+from harness.recipe.schema import Compare
+
+BASE = """\
+recipe: small
+question: does it help?
+server:
+  engine: simulated
+  args: {step-a-ms: 8, gone: 1}
+arms:
+  baseline: {}
+  spec:
+    server:
+      args: {spec-draft-tokens: 3, gone: null}
+workload: {prompts: coding, max_tokens: 16}
+sweep: {concurrency: [4, 1]}
+compare: {base: baseline, launches: 2}
+"""
+FOUND = Found(prompts={"coding": PromptFacts("ab" * 32, 256)}, measurement="1", recipe_sha256="cd" * 32)
+
+
+def written(folder: Path, text: str, name: str = "r.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def loaded(folder: Path, text: str = BASE) -> Expanded:
+    return load(written(folder, text))
+
+
+def message(folder: Path, text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        plan.make(loaded(folder, text), FOUND)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_an_arm_is_the_recipe_with_its_own_values_laid_over(tmp_path: Path) -> None:
+    expanded = loaded(tmp_path)
+    assert expanded.arm("baseline").setup.server.args == {"step-a-ms": 8, "gone": 1}
+    assert expanded.arm("spec").setup.server.args == {"step-a-ms": 8, "spec-draft-tokens": 3}
+    assert expanded.arm("spec").overrides == ("server.args.gone", "server.args.spec-draft-tokens")
+    assert str(expanded.arm("spec").place("server", "args", "spec-draft-tokens")).endswith("r.yaml:10:14")
+
+
+def test_extends_lays_a_recipe_over_another_and_keeps_where_values_came_from(tmp_path: Path) -> None:
+    written(tmp_path, BASE, "base.yaml")
+    expanded = loaded(tmp_path, "extends: base.yaml\nrecipe: child\nworkload: {max_tokens: 32}\n")
+    assert expanded.recipe.recipe == "child"
+    assert expanded.arm("spec").setup.workload.max_tokens == 32
+    assert str(expanded.arm("spec").place("server", "engine")).endswith("base.yaml:4:3")
+
+
+def test_extends_in_a_circle_or_to_nothing_is_refused_with_its_line(tmp_path: Path) -> None:
+    written(tmp_path, "extends: b.yaml\nrecipe: a\n", "a.yaml")
+    written(tmp_path, "extends: a.yaml\nrecipe: b\n", "b.yaml")
+    with pytest.raises(InputError, match=r"`extends` goes in a circle"):
+        load(tmp_path / "a.yaml")
+    assert message(tmp_path, "extends: c.yaml\nrecipe: x\n").startswith("r.yaml:1:1: there is no `c.yaml`")
+
+
+def test_a_matrix_makes_an_arm_of_every_combination_that_is_not_excluded(tmp_path: Path) -> None:
+    text = BASE.replace("base: baseline", 'base: "baseline,a=1,b=2"') + (
+        "matrix: {server.args.a: [1, 2], server.args.b: [1, 2]}\nexclude: [{server.args.a: 2, server.args.b: 2}]\n"
+    )
+    names = [arm.name for arm in loaded(tmp_path, text).arms]
+    assert names == [f"{arm},a={a},b={b}" for arm in ("baseline", "spec") for a, b in ((1, 1), (1, 2), (2, 1))]
+
+
+def test_zip_takes_values_side_by_side(tmp_path: Path) -> None:
+    text = BASE.replace(
+        "compare: {base: baseline, launches: 2}\n", "zip: {server.args.a: [1, 2], server.args.b: [8, 9]}\n"
+    )
+    arms = loaded(tmp_path, text).arms
+    assert [(arm.setup.server.args["a"], arm.setup.server.args["b"]) for arm in arms] == [(1, 8), (2, 9)] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("max_tokens: 16", "max_tokns: 16"), "unknown key `workload.max_tokns`"),
+        (("concurrency: [4, 1]", "concurrency: [4, 0]"), "`sweep.concurrency[1]`: must be at least 1, got `0`"),
+        (("concurrency: [4, 1]", "concurrency: []"), "r.yaml:12:9: `sweep.concurrency`: must not be empty"),
+        (("concurrency: [4, 1]", "concurrency: [4, 4]"), "`concurrency` names a level twice"),
+        (("concurrency: [4, 1]", "requests: 3"), "no level: give `concurrency`, `rate` or `serial`"),
+        (("max_tokens: 16", "max_tokens: many"), '`workload.max_tokens`: must be a valid integer, got `"many"`'),
+        (("base: baseline", "base: basline"), "`compare.base` names no arm: `basline`"),
+        (("  baseline: {}", "  baseline: {sweep: 1}"), "an arm cannot set `sweep`"),
+        (("args: {spec-draft", "argz: {spec-draft"), "r.yaml:10:7: unknown key `server.argz`"),
+        (("launches: 2", "launches: 2, treatment: [workload.*]"), "arm `spec` sets `server.args.gone`, which"),
+        (("compare: {", "expect: {spek: [speculation]}\ncompare: {"), "`expect` names no arm: `spek`"),
+        (
+            ("compare: {", "timeouts: {request_s: 9, level_s: 5}\ncompare: {"),
+            "(9 s) must be shorter than `level_s` (5 s)",
+        ),
+    ],
+)
+def test_a_recipe_with_a_fault_says_which_and_where(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in BASE
+    assert expected in message(tmp_path, BASE.replace(*change))
+
+
+def test_levels_run_ascending_with_the_default_number_of_requests(tmp_path: Path) -> None:
+    made = plan.make(loaded(tmp_path), FOUND)
+    # max(30, 4 * C): 30 for C=1 and C=4.
+    assert [(cell.level.name, cell.level.requests) for _, cell in made.cells()][:2] == [("c1", 30), ("c4", 30)]
+
+
+def test_arms_are_interleaved_a_b_b_a() -> None:
+    how = Compare(base="a", launches=4)
+    assert plan.blocks(["a", "b"], how) == [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+    drawn = plan.blocks(["a", "b"], Compare(base="a", launches=20, order="random", seed=1))
+    assert all(sorted(block) == ["a", "b"] for block in drawn)
+    assert len({tuple(block) for block in drawn}) == 2
+
+
+def test_no_level_of_a_launch_gets_the_prompts_of_another(tmp_path: Path) -> None:
+    made = plan.make(loaded(tmp_path, BASE.replace("[4, 1]", "[1, 2, 4]")), FOUND)
+    for launch in made.launches:
+        slices = [range(cell.first_prompt, cell.first_prompt + cell.prompts) for cell in launch.cells]
+        slices.append(range(launch.first_prompt, launch.first_prompt + launch.warmup_requests))
+        used = [index for part in slices for index in part]
+        assert len(used) == len(set(used))
+
+
+def test_both_arms_of_a_block_get_the_same_prompts(tmp_path: Path) -> None:
+    made = plan.make(loaded(tmp_path), FOUND)
+    firsts = {(launch.block, launch.arm): [cell.first_prompt for cell in launch.cells] for launch in made.launches}
+    assert firsts[0, "baseline"] == firsts[0, "spec"] != firsts[1, "spec"]
+
+
+def test_a_prompt_set_that_is_too_small_is_reported_in_the_plan(tmp_path: Path) -> None:
+    small = Found(prompts={"coding": PromptFacts("ab" * 32, 40)}, measurement="1")
+    made = plan.make(loaded(tmp_path), small)
+    assert [finding.id for finding in made.findings] == ["prompts-wrap"]
+    assert plan.make(loaded(tmp_path), FOUND).findings == ()
+
+
+def test_the_same_recipe_gives_the_same_plan_and_cells(tmp_path: Path) -> None:
+    one, other = plan.make(loaded(tmp_path), FOUND), plan.make(loaded(tmp_path), FOUND)
+    assert one.digest == other.digest
+    cells = [cell.cell_id for _, cell in one.cells()]
+    assert cells == [cell.cell_id for _, cell in other.cells()]
+    assert len(set(cells)) == len(cells)
+
+
+def test_what_moves_numbers_moves_the_cell_and_says_what_changed(tmp_path: Path) -> None:
+    before = plan.make(loaded(tmp_path), FOUND).launches[0].cells[0]
+    after = plan.make(loaded(tmp_path, BASE.replace("max_tokens: 16", "max_tokens: 32")), FOUND).launches[0].cells[0]
+    assert before.cell_id != after.cell_id
+    assert identity.changes(before.identity, after.identity) == ["workload.max_tokens changed from 16 to 32"]
+
+
+def test_deadlines_and_ports_are_no_part_of_a_cell(tmp_path: Path) -> None:
+    before = plan.make(loaded(tmp_path), FOUND)
+    text = BASE.replace("  engine: simulated", "  engine: simulated\n  port: 8123") + "timeouts: {request_s: 7}\n"
+    after = plan.make(loaded(tmp_path, text), FOUND)
+    assert before.launches[0].cells[0].cell_id == after.launches[0].cells[0].cell_id
+
+
+def test_a_plan_survives_its_json(tmp_path: Path) -> None:
+    made = plan.make(loaded(tmp_path), FOUND)
+    again = plan.Plan.model_validate_json(made.model_dump_json())
+    assert again == made
+    assert again.digest == made.digest
+
+
+def test_running_the_base_against_itself_is_planned_as_two_equal_arms(tmp_path: Path) -> None:
+    made = plan.make(loaded(tmp_path, BASE.replace("launches: 2", "launches: 1, aa: true")), FOUND)
+    assert list(made.arms) == ["baseline", "baseline-again"]
+    assert [launch.arm for launch in made.launches] == ["baseline", "baseline-again"]
