@@ -197,8 +197,9 @@ def _build(lock: Lock, spec: EnvSpec, target: _Target, progress: Progress) -> Bu
 def _clear(path: Path) -> None:
     """Remove what an interrupted build left; the manifest goes first, so that no half is taken for a whole."""
     manifest.path(path).unlink(missing_ok=True)
-    if path.exists():
-        shutil.rmtree(path)
+    for left in (path, *path.parent.glob(f".{path.name}-*")):
+        if left.exists():
+            shutil.rmtree(left)
 
 
 def _install(lock: Lock, target: _Target, wheels: Sequence[Path]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from harness import files
 from harness.env import indexes, simple_index
@@ -25,6 +26,7 @@ from harness.errors import BuildError
 
 _WORKERS = 6
 _ATTEMPTS = 4
+_PAUSE_S = 0.5
 _BLOCK = 1 << 18
 _TIMEOUT = 60.0
 _SPARE_BYTES = 64 << 20
@@ -256,9 +258,10 @@ def _pour(address: str, partial: Path, item: Wanted, work: _Work) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             _resume(address, partial, item, work)
-        except requests.RequestException as error:
+        except (requests.RequestException, HTTPError) as error:
             if attempt == _ATTEMPTS:
                 raise BuildError(f"`{item.path.name}` could not be downloaded: {type(error).__name__}") from error
+            work.stop.wait(_PAUSE_S * attempt)
         else:
             return
 
@@ -278,7 +281,10 @@ def _resume(address: str, partial: Path, item: Wanted, work: _Work) -> None:
         resumed = have > 0 and answer.status_code == requests.codes.partial_content
         work.progress.advance(have if resumed else 0)
         with partial.open("ab" if resumed else "wb") as target:
-            _copy(answer.iter_content(_BLOCK), target, work)
+            # read1 gives what has come; a read of a whole block would lose it when the connection breaks.
+            _copy(iter(lambda: answer.raw.read1(_BLOCK), b""), target, work)
+    if (have := partial.stat().st_size) < item.artefact.size:
+        raise requests.ConnectionError(f"the connection ended after {have} bytes")
 
 
 def _copy(blocks: Iterator[bytes], target: IO[bytes], work: _Work) -> None:
