@@ -63,7 +63,7 @@ class LlamaCpp:
         Milestone("model loaded", r"model loaded$"),
         Milestone("listening", r"listening on https?://"),
     )
-    # While a stream is open the first SIGTERM waits up to 30 s for it; the second ends the server at once.
+    # While a stream is open the first SIGTERM waits up to 30 s for it; the second ends it at once.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM", "SIGTERM"), grace_s=5.0)
     signatures: tuple[Signature, ...] = (
         Signature(

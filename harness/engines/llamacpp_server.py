@@ -4,12 +4,11 @@ Run by the python of an environment that holds xllamacpp but not the harness: st
 
     python llamacpp_server.py --model M.gguf --port 8080 --parallel 8 --ctx-size 16384 --metrics --slots
 
-As llama-server does: a bad flag, a model that does not load or a taken port end it with code 1, and so does a second
-SIGTERM. Unlike llama-server it does not wait for open streams at the first SIGTERM: they are cut.
+As llama-server does: a bad flag, a model that does not load or a taken port end it with code 1; the first SIGTERM may
+wait 30 s for open streams; a second one ends it at once.
 """
 
 import argparse
-import os
 import signal
 import sys
 import threading
@@ -164,25 +163,21 @@ def _say(line: str) -> int:
 
 def serve(library: Any, params: Any) -> int:
     """Serve until told to stop; returns the exit code."""
-    asked = threading.Event()
-
-    def stop(number: int, _frame: Any) -> None:
-        if asked.is_set():
-            _say("Received second interrupt, terminating immediately.")
-            os._exit(1)
-        asked.set()
-
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, stop)
     try:
         server = library.Server(params)
     except RuntimeError as error:
         return _say(f"error: the server did not start, the lines above say why: {error}")
+    # Handlers are set only now: while a model loads a signal ends the process at once, as it should.
+    asked = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda _number, _frame: asked.set())
     _say(f"llamacpp_server: listening on {server.listening_address}")
     while not asked.wait(0.5):
         pass
     _say("llamacpp_server: stopping")
-    # Dropping the last reference cancels open streams and waits for the server's threads.
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, signal.SIG_DFL)
+    # Dropping the last reference stops the server's threads, which may wait half a minute for open streams.
     del server
     return 0
 
