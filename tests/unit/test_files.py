@@ -21,7 +21,7 @@ def test_a_write_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path: 
     write_atomic(path, b"two", mode=0o600)
     assert path.read_bytes() == b"two"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert os.listdir(path.parent) == ["file.json"]
+    assert [found.name for found in path.parent.iterdir()] == ["file.json"]
 
 
 def test_a_write_that_cannot_be_done_says_so_and_keeps_the_old_file(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_every_fault_is_reported_at_once_with_its_line_and_column() -> None:
         "f.yaml:3:3: `inner.levels`: must not be empty",
         "f.yaml:4:3: unknown key `inner.mod` (did you mean `mode`?)",
         "f.yaml:5:3: `inner.share`: must be at most 1, got `2`",
-        'f.yaml:7:18: `named.x.levels[1]`: must be a valid integer, got `"2"`',
+        'f.yaml:7:19: `named.x.levels[1]`: must be a valid integer, got `"2"`',
     ]
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_plain_yaml_is_refused_with_its_place(text: str, message: st
 
 
 def test_a_file_that_is_not_there_or_not_text_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read .*: No such file"):
+    with pytest.raises(InputError, match=r"cannot read .*: No such file"):
         read(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"a: \xff\xfe")
     with pytest.raises(InputError, match="is not UTF-8 text"):
