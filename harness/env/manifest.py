@@ -69,7 +69,7 @@ def stamps(environment: Path) -> dict[str, Stamp] | None:
 
 
 def stamped(folder: Path) -> Iterator[tuple[str, Stamp]]:
-    """Every file under a folder but compiled bytecode, which Python rewrites at will."""
+    """Every file under a folder but compiled bytecode, which Python rewrites at will, and RECORD, which installers do."""
     start = len(str(folder)) + 1
     waiting = [str(folder)]
     while waiting:
@@ -78,7 +78,7 @@ def stamped(folder: Path) -> Iterator[tuple[str, Stamp]]:
                 if entry.is_dir(follow_symlinks=False):
                     if entry.name != "__pycache__":
                         waiting.append(entry.path)
-                else:
+                elif entry.name != "RECORD":
                     seen = entry.stat(follow_symlinks=False)
                     yield entry.path[start:], (seen.st_size, seen.st_mtime_ns)
 
