@@ -101,7 +101,7 @@ class Arm:
     simulated: bool = False
     published: str | None = None
 
-    def keys(self) -> list[str]:
+    def level_keys(self) -> list[str]:
         """Names of the levels that any launch has, in the order of load."""
         levels = {cell.key: cell for launch in self.launches for cell in launch.cells}
         return sorted(levels, key=lambda key: order(levels[key].level))

@@ -122,7 +122,7 @@ def find(claims: Sequence[Claim], curve: Curve, *, base: str, treatment: str, co
     if not known:
         return Crossover(state="nothing comparable", sentence="no level can be compared")
     if not any(claim.interval for claim in known):
-        return _without_intervals(known, curve, base, treatment)
+        return _without_intervals(known, base, treatment)
     crossings = tuple(_crossing(one, other, curve, (base, treatment), confidence) for one, other in _opposites(known))
     state: State = "crossover" if crossings else _everywhere(known)
     sentence = _sentence(known, crossings, base, treatment)
@@ -215,17 +215,16 @@ def _clean(claims: Sequence[Claim]) -> bool:
     return len(decided) == 2 and verdicts[0] in {"better", "worse"} and verdicts[-1] in {"better", "worse"}
 
 
-def _without_intervals(claims: Sequence[Claim], curve: Curve, base: str, treatment: str) -> Crossover:
+def _without_intervals(claims: Sequence[Claim], base: str, treatment: str) -> Crossover:
     """What point estimates alone can say; they claim a side, never an interval."""
     names = {"base": f"`{base}` better", "treatment": f"`{treatment}` better", "even": "even"}
-    limit = "no interval is possible"
+    limit = "1 launch an arm, so no interval is possible"
     zones = [(side, list(zone)) for side, zone in groupby(claims, key=lambda claim: claim.direction or "even")]
     unresolved = _unresolved(claims)
     if len(zones) == 1:
         [(side, zone)] = zones
-        state: State = {"base": "base everywhere", "treatment": "treatment everywhere"}.get(side, "not resolved")  # type: ignore[assignment]
         sentence = f"{names[side]} at every shared level {_range(zone)} by point estimate, no crossover seen; {limit}"
-        return Crossover(state=state if not unresolved else "not resolved", sentence=sentence, unresolved=unresolved)
+        return Crossover(state=_everywhere(claims), sentence=sentence, unresolved=unresolved)
     parts = [f"{names[side]} {_where(zone)}" for side, zone in zones]
     return Crossover(
         state="not resolved", sentence="; ".join(parts) + f" by point estimate; {limit}", unresolved=unresolved

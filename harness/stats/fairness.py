@@ -96,7 +96,7 @@ class Trap(NamedTuple):
     about: str  # the setting whose acceptance by name lifts the block
 
 
-def check(base: Arm, treatment: Arm, permission: Permission = Permission()) -> Fairness:  # noqa: B008 (immutable)
+def check(base: Arm, treatment: Arm, permission: Permission) -> Fairness:
     """Compare everything two arms should have in common.
 
     Args:
@@ -223,7 +223,7 @@ def _levels(arm: Arm) -> dict[str, Any]:
 
 
 def _sides(base: Arm, treatment: Arm) -> Sides:
-    shared = set(base.keys()) & set(treatment.keys())
+    shared = set(base.level_keys()) & set(treatment.level_keys())
     levels = [cell.concurrency or 0 for launch in base.launches for cell in launch.cells if cell.key in shared]
     return Sides(
         _settled(base, "effective"), _settled(treatment, "effective"), base.plan, treatment.plan, max(levels, default=0)

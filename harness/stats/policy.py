@@ -4,46 +4,28 @@ Only what the comparison claims is used: a treatment is on where it is better, a
 nothing is resolved. Between two levels the switch is at the lower end of the crossover's interval.
 """
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from harness.stats.arms import Arm, Launch
-from harness.stats.compare import Comparison, Row
-from harness.stats.level import Reason, Stored
-
-FORMAT = "harness.policy/1"
+from harness.stats.comparison import Comparison, Policy, Row
+from harness.stats.level import Reason
 
 
-class Policy(Stored):
-    """A decision that a machine can read.
-
-    Attributes:
-        decision: `go` (on everywhere that was measured), `go in range`, `no-go`, or `undecided`.
-        on: concurrencies, first and last, where the treatment should be on; within the measured range.
-        sentence: the decision and its reasons.
-        levers: the engines' own form of it, by flag; empty where there is none.
-    """
-
-    format: str = FORMAT
-    treatment: str
-    decision: Literal["go", "go in range", "no-go", "undecided"]
-    on: tuple[tuple[int, int], ...]
-    sentence: str
-    levers: dict[str, Any] = {}
-    simulated: bool = False
-
-
-def decide(comparison: Comparison, *, steps: int | None = None, topk: int | None = None) -> Policy:
+def decide(comparison: Comparison, plan: Mapping[str, Any] | None = None) -> Policy:
     """The policy that a comparison supports.
 
     Args:
         comparison: speculation (treatment) against none (base).
-        steps: draft steps (SGLang) or speculative tokens (vLLM) of the treatment, for the engines' levers; None where
-            the treatment is not speculation.
-        topk: SGLang's `speculative-eagle-topk`; its adaptive mode works with 1 only.
+        plan: the treatment's plan, flattened; where it speculates, the policy is also given as its engine's lever.
     """
-    rows = [row for row in comparison.rows if row.concurrency and row.level.get("mode") != "serial"]
+    rows = [
+        row
+        for row in comparison.rows
+        if row.concurrency and row.level.get("mode") != "serial" and row.verdict != "not comparable"
+    ]
     on = _ranges(comparison, rows)
     decision = _decision(rows, on)
     return Policy(
@@ -51,7 +33,7 @@ def decide(comparison: Comparison, *, steps: int | None = None, topk: int | None
         decision=decision,
         on=on,
         sentence=_sentence(comparison, rows, decision, on),
-        levers=_levers(on, rows, steps, topk) if steps else {},
+        levers=_levers(on, rows, plan or {}),
         simulated=comparison.simulated,
     )
 
@@ -138,26 +120,51 @@ def _sentence(comparison: Comparison, rows: Sequence[Row], decision: str, on: Se
     }[decision]
 
 
-def _levers(on: Sequence[tuple[int, int]], rows: Sequence[Row], steps: int, topk: int | None) -> dict[str, Any]:
-    """The policy in the engines' words. Beyond the measured range both leave speculation off.
+def _levers(on: Sequence[tuple[int, int]], rows: Sequence[Row], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy in the words of the treatment's engine; speculation is off beyond the measured range.
 
-    SGLang's file maps the lowest batch size of a tier to its candidate steps, 0 being off (0.5.11 and later, EAGLE and
-    EAGLE3 with topk 1 only); vLLM's value lists [first batch size, last batch size, tokens], 0 being off.
+    SGLang's file maps the lowest batch size of a tier to its candidate steps, 0 being off; it works for EAGLE and
+    EAGLE3 with topk 1 only (docs, adaptive speculative decoding; 0.5.11 and later). vLLM's value lists
+    [first batch size, last batch size, tokens], 0 being off.
     """
-    highest = max((int(row.concurrency or 1) for row in rows), default=1)
-    tiers: dict[str, dict[str, list[int]]] = {}
-    table: list[list[int]] = []
+    spans = _spans(on, max((int(row.concurrency or 1) for row in rows), default=1))
+    steps, topk = _argument(plan, "speculative-num-steps"), _argument(plan, "speculative-eagle-topk")
+    if isinstance(steps, int):
+        if topk not in {None, 1}:
+            return {"sglang": f"--speculative-adaptive needs --speculative-eagle-topk 1, the treatment has {topk}"}
+        tiers = {str(first): {"candidate_steps": [steps if is_on else 0]} for first, _, is_on in spans}
+        return {"sglang --speculative-adaptive-config": tiers}
+    if (tokens := _speculative_tokens(_argument(plan, "speculative-config"))) is not None:
+        table = [[first, last, tokens if is_on else 0] for first, last, is_on in spans]
+        return {"vllm num_speculative_tokens_per_batch_size": table}
+    return {}
+
+
+def _spans(on: Sequence[tuple[int, int]], highest: int) -> list[tuple[int, int, bool]]:
+    """All batch sizes from 1 on as (first, last, on); the last one is off and begins above the measured range."""
+    spans: list[tuple[int, int, bool]] = []
     following = 1
     for first, last in on:
         if first > following:
-            tiers[str(following)] = {"candidate_steps": [0]}
-            table.append([following, first - 1, 0])
-        tiers[str(first)] = {"candidate_steps": [steps]}
-        table.append([first, last, steps])
+            spans.append((following, first - 1, False))
+        spans.append((first, last, True))
         following = last + 1
-    tiers[str(following)] = {"candidate_steps": [0]}
-    table.append([following, max(highest, following), 0])
-    levers: dict[str, Any] = {"vllm num_speculative_tokens_per_batch_size": table}
-    if topk in {None, 1}:
-        levers["sglang --speculative-adaptive-config"] = tiers
-    return levers
+    return [*spans, (following, max(highest, following), False)]
+
+
+def _argument(plan: Mapping[str, Any], name: str) -> Any:
+    for key, value in plan.items():
+        if key.removeprefix("server.").removeprefix("args.").replace("_", "-") == name:
+            return value
+    return None
+
+
+def _speculative_tokens(config: Any) -> int | None:
+    """`num_speculative_tokens` of vLLM's JSON argument."""
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except ValueError:
+            return None
+    tokens = config.get("num_speculative_tokens") if isinstance(config, Mapping) else None
+    return tokens if isinstance(tokens, int) else None
