@@ -116,6 +116,11 @@ GENERIC: tuple[Signature, ...] = (
         source="flashinfer#2708, sglang#20043",
     ),
     Signature(
+        "shared memory full",
+        r"failed to extend /dev/shm|Bus error|unable to (open|mmap|allocate) shared memory",
+        "/dev/shm is too small: in a container --ipc=host or --shm-size",
+    ),
+    Signature(
         "NCCL timeout",
         r"Watchdog caught collective operation timeout|NCCL (operation|communicator).{0,40}(timed out|timeout)|"
         r"Some NCCL operations have failed or timed out|DistBackendError.*(timed out|timeout)",
@@ -133,7 +138,7 @@ GENERIC: tuple[Signature, ...] = (
     ),
     Signature(
         "watchdog",
-        r"[Ww]atchdog (timeout|TIMEOUT)|Scheduler watchdog timeout|forward pass.{0,30}(timed out|stuck)",
+        r"watchdog timeout \((?!.*soft=True)",
         "one forward pass took longer than the watchdog allows: a stuck collective or a kernel being compiled",
         retry=True,
         decisive=True,
@@ -185,7 +190,7 @@ GENERIC: tuple[Signature, ...] = (
     ),
     Signature(
         "stale JIT lock",
-        r"Waiting for .*lock.*(released|extension)|FileBaton",
+        r"Waited on lock file|waiting for lock file",
         "a killed build left its lock: remove `lock` under torch_extensions",
     ),
     Signature(
@@ -204,11 +209,6 @@ GENERIC: tuple[Signature, ...] = (
         r"No space left on device|\[Errno 28\]|ENOSPC",
         "free some space: caches, logs and /dev/shm all count",
         decisive=True,
-    ),
-    Signature(
-        "shared memory full",
-        r"Bus error|SIGBUS|unable to (open|mmap|allocate) shared memory",
-        "/dev/shm is too small: in a container --ipc=host or --shm-size",
     ),
     Signature(
         "child process failed",
@@ -236,7 +236,7 @@ HANGS: tuple[Signature, ...] = (
     ),
     Signature(
         "waiting for a lock",
-        r"[Ww]aiting for .*lock|file_baton|FileBaton",
+        r"Waited on lock file|waiting for lock file",
         "a killed build left its lock: remove `lock` under torch_extensions",
     ),
     Signature(
