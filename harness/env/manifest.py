@@ -69,7 +69,7 @@ def stamps(environment: Path) -> dict[str, Stamp] | None:
 
 
 def stamped(folder: Path) -> Iterator[tuple[str, Stamp]]:
-    """Every file under a folder but compiled bytecode, which Python rewrites at will, and RECORD, which installers do."""
+    """Every file under a folder; not bytecode, which Python rewrites at will, nor RECORD, which installers rewrite."""
     start = len(str(folder)) + 1
     waiting = [str(folder)]
     while waiting:

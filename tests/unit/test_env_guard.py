@@ -65,7 +65,7 @@ def test_a_fresh_build_has_not_drifted_and_carries_its_patches(live: tuple[Built
 
 
 def test_running_python_in_it_is_no_drift(live: tuple[Built, Lock]) -> None:
-    subprocess.run([live[0].python, "-c", "import server.limits, parser"], check=True)
+    subprocess.run([live[0].python, "-c", "import server.limits, parser"], check=True, env={})
     assert list(live[0].site_packages.rglob("__pycache__"))
     assert drifts(live) == []
 
