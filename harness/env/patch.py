@@ -12,6 +12,7 @@ import importlib.metadata
 import itertools
 import re
 import stat
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.env.patch_file import Hunk, Patch, Target, lines_of, load, load_named, render
-from harness.errors import AnswerIsNo, BuildError, HarnessError
+from harness.env.patch_file import Hunk, Patch, Target, lines_of, render
+from harness.errors import AnswerIsNo, BuildError, HarnessError, InputError
 from harness.files import sha256_bytes, write_atomic
-
-__all__ = ["Patch", "apply", "draft", "load", "load_named", "patched", "refreshed", "status", "verify"]
 
 ReadTarget = Callable[[str], bytes | None]
 """Bytes of a file by its path under site-packages; None where there is no such file."""
@@ -33,6 +32,9 @@ ReadTarget = Callable[[str], bytes | None]
 State = Literal["applies", "needs refresh", "absorbed upstream", "conflict"]
 
 MAX_CONTEXT = 12
+
+# Members under NAME.data/purelib or platlib are installed into site-packages like the rest.
+_SCHEME = re.compile(r"^[^/]+\.data/(purelib|platlib)/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,3 +366,33 @@ def _hunks(before: bytes, after: bytes) -> tuple[Hunk, ...]:
         if all(len(_places(hunk.before, old)) == 1 for hunk in hunks):
             break
     return hunks
+
+
+def wheel_reader(wheel: Path) -> ReadTarget:
+    """The files of a wheel by the path they get under site-packages, read by member; nothing is unpacked.
+
+    Raises:
+        InputError: on reading, when the file is not a wheel.
+    """
+
+    def read(path: str) -> bytes | None:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                member = next((name for name in archive.namelist() if _SCHEME.sub("", name) == path), None)
+                return archive.read(member) if member else None
+        except (OSError, zipfile.BadZipFile) as error:
+            raise InputError(f"cannot read the wheel `{wheel}`: {error}") from error
+
+    return read
+
+
+def folder_reader(site_packages: Path) -> ReadTarget:
+    """The files of an installed environment."""
+
+    def read(path: str) -> bytes | None:
+        try:
+            return (site_packages / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    return read

@@ -156,7 +156,7 @@ def test_a_file_without_a_diff_is_no_patch() -> None:
 def test_an_unknown_patch_name_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "polite.patch").write_text(text())
     with pytest.raises(InputError) as caught:
-        patch.load_named(tmp_path, ["polit"])
+        patch_file.load_named(tmp_path, ["polit"])
 
     assert str(caught.value) == f"no patch `polit` in `{tmp_path}`\n\nhint: did you mean `polite`?"
 
@@ -165,7 +165,7 @@ def test_the_faults_of_several_named_patches_come_together(tmp_path: Path) -> No
     (tmp_path / "polite.patch").write_text(text())
     (tmp_path / "broken.patch").write_text(text().replace("Origin", "Orgin"))
     with pytest.raises(InputError) as caught:
-        patch.load_named(tmp_path, ["polite", "broken", "absent"])
+        patch_file.load_named(tmp_path, ["polite", "broken", "absent"])
 
     assert caught.value.message == "2 patches cannot be read"
     assert any("Orgin" in line for line in caught.value.details)
@@ -174,7 +174,7 @@ def test_the_faults_of_several_named_patches_come_together(tmp_path: Path) -> No
 
 def test_a_patch_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read patch .*: No such file or directory"):
-        patch.load(tmp_path / "none.patch")
+        patch_file.load(tmp_path / "none.patch")
 
 
 def test_a_rendered_patch_reads_as_the_same_patch() -> None:
