@@ -63,3 +63,42 @@ class RequestRecord:
         """What `to_json` wrote."""
         chunks = tuple(Chunk(at, read, tokens, bool(merged)) for at, read, tokens, merged in data["chunks"])
         return cls(**{**data, "chunks": chunks})
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What the client says of itself over one level. Times in seconds."""
+
+    processes: int
+    cpu_s: float  # of the measuring processes, from the first send to the last byte
+    wall_s: float  # of the same span
+    kernel_stamps: bool  # every stamp came from the kernel
+    reads: int
+    parse_s: float  # CPU spent on understanding the bytes, after the clock stopped
+    wrapped: int = 0  # requests sent again because the set was too small
+    clock_step_s: float = 0.0  # how far the wall clock was set during the level: kernel stamps are wall-clock stamps
+    cpus: tuple[int, ...] = ()  # cores the measuring processes were bound to; empty: not bound
+    reconnects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LevelTrace:
+    """All that one level left behind. `started_at` is the wall-clock instant (s since 1970) of the records' zero."""
+
+    records: tuple[RequestRecord, ...]
+    client: ClientFacts
+    started_at: float
+    mode: str
+    concurrency: int | None
+    stopped: bool = False  # ended by the caller before its time
+
+    def in_flight(self) -> list[tuple[float, int]]:
+        """Steps `(time, requests in flight from then on)`, warm-up included, by time."""
+        steps = [(record.sent_s, 1) for record in self.records]
+        steps += [(record.end_s, -1) for record in self.records]
+        count, trace = 0, []
+        # At one instant an end comes before a send: a slot that sends again does not count twice.
+        for at, change in sorted(steps):
+            count += change
+            trace.append((at, count))
+        return trace

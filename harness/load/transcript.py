@@ -1,0 +1,235 @@
+"""From the raw bytes and stamps of one request to its record. Pure; runs after the clock has stopped.
+
+A record is a sample (`ok`) only when the response was whole, HTTP said 200, no event said otherwise, tokens came, and
+the counts agree; else it has one of these reasons: `connect`, `timeout`, `disconnected`, `stopped`, `malformed`,
+`redirected`, `status`, `compressed`, `error`, `ended early`, `no tokens`, `identity`.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.load import stream, wire
+from harness.load.records import Chunk, RequestRecord
+
+TokenCounter = tuple[str, Callable[[str], int]]
+
+_SO_TIMESTAMPING = 37  # the ancillary type of the stamps; harness.load.reader asks for them
+_STAMP = struct.Struct("@ll")
+# A read that held several events bounds the earlier ones by the poll before it, which would have reported them; below
+# this the bound is as good as a stamp.
+_TOGETHER_NS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One request ready to send. `headers` are this request's own; `conversation` ties turns that one slot plays."""
+
+    prompt_id: str
+    path: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    dialect: str = "chat"
+    requested_tokens: int | None = None
+    conversation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """What the reader kept of one request; see `harness.load.reader` for `facts` and `log`."""
+
+    index: int
+    slot: int
+    facts: Mapping[str, Any]
+    log: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How a level reads its requests: the zero of its clock (wall-clock nanoseconds), the phase, whether to keep text."""
+
+    zero_ns: int
+    phase: str
+    keep_text: bool = True
+
+
+@dataclass(slots=True)
+class _Reads:
+    """Ends of reads in the raw stream, with their stamps; all nanoseconds."""
+
+    ends: list[int]
+    stamps: list[int]
+    read: list[int]
+    polled: list[int]
+    kernel: bool
+
+
+def understand(raw: Raw, prepared: Prepared, frame: Frame, count_tokens: TokenCounter | None = None) -> RequestRecord:
+    """The record of one request."""
+    reads = _reads(raw.log)
+    answer = wire.response(b"".join(entry[0][0] for entry in raw.log))
+    said, reason, detail = _listen(answer)
+    if raw.facts["reason"] is not None:
+        reason, detail = raw.facts["reason"], raw.facts["detail"]
+    if reason is None and said.output_tokens is None and count_tokens is not None:
+        said.output_tokens, said.counter = count_tokens[1](said.text), f"tokenizer:{count_tokens[0]}"
+    if reason is None:
+        reason, detail = _faults(said)
+    chunks = _chunks(said, answer, reads, frame.zero_ns)
+    end_ns = reads.stamps[-1] if reads.stamps and raw.facts["reason"] is None else raw.facts["end"]
+    extra = dict(said.extra)
+    if not said.streamed:
+        extra["streamed"] = False
+    if raw.facts["retried"]:
+        extra["retried"] = raw.facts["retried"]
+    return RequestRecord(
+        index=raw.index,
+        slot=raw.slot,
+        phase=frame.phase,
+        prompt_id=prepared.prompt_id,
+        sent_s=(raw.facts["sent"] - frame.zero_ns) / 1e9,
+        end_s=(end_ns - frame.zero_ns) / 1e9,
+        ok=reason is None,
+        reason=reason,
+        detail=detail,
+        scheduled_s=_since(raw.facts["scheduled"], frame.zero_ns),
+        queued_s=_since(raw.facts["queued"], 0),
+        connect_s=_since(raw.facts["connect"], 0),
+        status=answer.head.status if answer.head else None,
+        chunks=chunks,
+        output_tokens=said.output_tokens,
+        prompt_tokens=said.prompt_tokens,
+        cached_tokens=said.cached_tokens,
+        requested_tokens=prepared.requested_tokens,
+        counter=said.counter,
+        finish_reason=said.finish_reason,
+        text_sha256=hashlib.sha256(said.text.encode("utf-8", "surrogatepass")).hexdigest() if said.text else None,
+        text=said.text if frame.keep_text else None,
+        kernel_stamps=reads.kernel,
+        extra=extra,
+    )
+
+
+def shifted(record: RequestRecord, by_s: float) -> RequestRecord:
+    """The same record on a clock whose zero lies `by_s` earlier."""
+    chunks = tuple(replace(chunk, at_s=chunk.at_s + by_s, read_s=chunk.read_s + by_s) for chunk in record.chunks)
+    scheduled = None if record.scheduled_s is None else record.scheduled_s + by_s
+    return replace(record, sent_s=record.sent_s + by_s, end_s=record.end_s + by_s, scheduled_s=scheduled, chunks=chunks)
+
+
+def _since(value: int | None, zero: int) -> float | None:
+    return None if value is None else (value - zero) / 1e9
+
+
+def _reads(log: list[Any]) -> _Reads:
+    reads = _Reads([], [], [], [], kernel=bool(log))
+    total = 0
+    for (data, ancillary, _, _), read_ns, polled_ns in log:
+        total += len(data)
+        stamp = _stamp(ancillary) if ancillary else None
+        if stamp is None or stamp > read_ns:
+            reads.kernel, stamp = False, read_ns
+        reads.ends.append(total)
+        reads.stamps.append(stamp)
+        reads.read.append(read_ns)
+        reads.polled.append(polled_ns)
+    return reads
+
+
+def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    for _, kind, data in ancillary:
+        if kind == _SO_TIMESTAMPING and len(data) >= _STAMP.size:
+            seconds, nanoseconds = _STAMP.unpack_from(data)
+            if seconds:
+                return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    return None
+
+
+def _listen(answer: wire.Response) -> tuple[stream.Said, str | None, str | None]:
+    """What a response said, and the reason why it is no sample as far as HTTP and the stream can tell."""
+    head = answer.head
+    if head is None:
+        return stream.Said(), "malformed", answer.fault or "no HTTP header came"
+    if 300 <= head.status < 400:
+        return stream.Said(), "redirected", f"HTTP {head.status} to `{head.headers.get('location', '')}`"
+    if head.status != 200:
+        return stream.Said(), "status", f"HTTP {head.status}: {_body(answer.body)}"
+    if head.headers.get("content-encoding", "identity").lower() != "identity":
+        return (
+            stream.Said(),
+            "compressed",
+            f"content-encoding is `{head.headers['content-encoding']}`, though identity was asked for",
+        )
+    listener = stream.Listener()
+    try:
+        _take(listener, head, answer.body)
+        said = listener.end()
+    except stream.StreamError as error:
+        # What came before the fault still counts as seen: the record shows how far it got.
+        if not answer.complete:
+            return listener.said, "ended early", str(error)
+        return listener.said, "malformed", str(error)
+    except (TypeError, AttributeError, ValueError) as error:
+        return listener.said, "malformed", f"an event has an unknown shape: {error}"
+    if said.error is not None:
+        return said, "error", said.error
+    if answer.fault is not None:
+        return said, "malformed", answer.fault
+    if answer.trailing:
+        return said, "malformed", f"{answer.trailing} bytes came after the end of the response"
+    if not answer.complete:
+        return said, "ended early", "the response stops before its end"
+    return said, None, None
+
+
+def _take(listener: stream.Listener, head: wire.Head, body: bytes) -> None:
+    if head.headers.get("content-type", "").startswith("application/json"):
+        listener.said.streamed = False
+        listener.message(stream.whole_json(body), max(0, len(body) - 1))
+        return
+    for name, data, offset in stream.events(body):
+        listener.event(name, data, offset)
+
+
+def _faults(said: stream.Said) -> tuple[str | None, str | None]:
+    """The identities of one whole response."""
+    if not said.arrivals or said.output_tokens == 0:
+        return "no tokens", f"{len(said.arrivals)} chunks, {said.output_tokens} tokens counted by the server"
+    if said.streamed and not said.done and said.finish_reason is None:
+        return "ended early", "neither a finish reason nor `[DONE]`"
+    counts = [arrival.tokens for arrival in said.arrivals if arrival.tokens is not None]
+    if len(counts) == len(said.arrivals) and sum(counts) != said.output_tokens:
+        return "identity", f"chunks carry {sum(counts)} tokens, the server counted {said.output_tokens}"
+    return None, None
+
+
+def _body(body: bytes) -> str:
+    text = " ".join(body.decode("utf-8", "replace").split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: int) -> tuple[Chunk, ...]:
+    """Arrivals with the stamps of the reads that brought their last bytes."""
+    where = []  # for each arrival: its read and its frame
+    frames, read, frame = answer.frames, 0, 0
+    for arrival in said.arrivals:
+        while arrival.offset >= frames[frame][0]:
+            frame += 1
+        at = arrival.offset + frames[frame][1]
+        while at >= reads.ends[read]:
+            read += 1
+        where.append((read, frame))
+    chunks = []
+    for position, arrival in enumerate(said.arrivals):
+        read, frame = where[position]
+        following = where[position + 1] if position + 1 < len(where) else None
+        # Events of one frame were written together; they are one arrival, however many events.
+        merged = following is not None and following[0] == read and following[1] != frame
+        if merged:
+            since = max(reads.polled[read], reads.stamps[read - 1] if read else 0)
+            merged = reads.stamps[read] - since > _TOGETHER_NS
+        stamp, read_ns = reads.stamps[read], reads.read[read]
+        chunks.append(Chunk((stamp - zero_ns) / 1e9, (read_ns - zero_ns) / 1e9, arrival.tokens, merged))
+    return tuple(chunks)
