@@ -17,7 +17,7 @@ def matching(log: str, pattern: str) -> tuple[str, ...]:
 
 
 def transports(log: str) -> dict[str, int]:
-    """NCCL's channels by transport (`P2P/CUMEM`, `SHM/direct/direct`, `NET/Socket/0`); written under NCCL_DEBUG=INFO."""
+    """NCCL's channels by transport (`P2P/CUMEM`, `SHM/direct/direct`, `NET/Socket/0`); needs NCCL_DEBUG=INFO."""
     found: dict[str, int] = {}
     for match in _CHANNEL.finditer(log):
         found[match["transport"]] = found.get(match["transport"], 0) + 1

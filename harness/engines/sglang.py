@@ -2,8 +2,8 @@
 
 Read in the wheels of 0.5.9 and 0.5.23 and, where it can run on a CPU, seen on a running 0.5.23. Traps to know:
 `/health` generates a token; a start that fails ends in SIGKILL of itself; a clean SIGTERM drains open streams to their
-last token and may still end with 137 (0.5.9), so the log decides; the n-gram corpus learns across requests, so arms are
-relaunched and prompts are fresh; the definition of `spec_accept_rate` changed between releases, the accept length did not.
+last token and may still end with 137 (0.5.9), so the log decides; the n-gram corpus learns across requests, so arms
+are relaunched and prompts are fresh; `spec_accept_rate` changed its meaning between releases, accept length did not.
 """
 
 import re
@@ -62,7 +62,7 @@ _METRICS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 class SGLang:
-    """SGLang. `args` are the flags of `sglang.launch_server`; multi-node runs give `nnodes`, `node-rank`, `dist-init-addr`."""
+    """SGLang. `args` are the flags of `sglang.launch_server`; for several nodes with `nnodes` and what it needs."""
 
     name: str = "sglang"
     simulated: bool = False
@@ -135,7 +135,7 @@ class SGLang:
         return told
 
     def evidence(self, feature: str, observed: Observed) -> Evidence:
-        """Whether a feature engaged: from the log, the effective arguments and the metrics, never from the flag alone."""
+        """Whether a feature engaged: from log, effective arguments and metrics, never from the flag alone."""
         info = observed.answers.get("/server_info") or observed.answers.get("/get_server_info")
         return sglang_log.evidence(feature, observed, info if isinstance(info, Mapping) else {})
 
@@ -154,8 +154,8 @@ def flushed(status: int, body: str) -> bool:
 def acceptance_length(deltas: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> float | None:
     """Mean tokens per verification step, bonus token included.
 
-    From counters where the release has them (0.5.23: tokens generated over verify calls), which cover exactly one level;
-    else the gauge, which is the server's own mean over the last logging interval. None: nothing was verified.
+    From counters where the release has them (0.5.23: tokens generated over verify calls), which cover exactly one
+    level; else the gauge, which is the server's own mean over the last logging interval. None: nothing was verified.
     """
     verified, generated = deltas.get(_VERIFIED, 0.0), deltas.get("sglang:generation_tokens_total", 0.0)
     if verified > 0 and generated > 0:
@@ -189,7 +189,7 @@ def _whole_node_setup(args: Mapping[str, Any]) -> None:
     if missing:
         raise InputError(
             f"`nnodes: {nodes}` needs {', '.join(f'`{name}`' for name in missing)} too",
-            hint="every node runs the same command with its own `node-rank`; `dist-init-addr` is node 0's address and port",
+            hint="each node has its own `node-rank`; `dist-init-addr` is node 0's address and port, the same for all",
         )
 
 

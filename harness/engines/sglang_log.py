@@ -38,7 +38,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "all-reduce fusion refused",
         r"FlashInfer allreduce fusion requires SM90 or SM10X",
-        "remove `enable-flashinfer-allreduce-fusion`: SM120 has no such path, and from 0.5.14 asking for it ends the start",
+        "remove `enable-flashinfer-allreduce-fusion`: SM120 has no such path, and from 0.5.14 asking for it is fatal",
         source="0.5.14 to 0.5.23 flashinfer_comm_fusion.py",
         decisive=True,
     ),
@@ -109,7 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class DecodeLine:
-    """One `Decode batch` line. `graph` is whether the batch ran as a captured graph; None where the line does not say."""
+    """One `Decode batch` line. `graph`: whether the batch ran as a captured graph; None where the line does not say."""
 
     running: int
     queued: int | None

@@ -79,7 +79,8 @@ class VLLM:
         waiting="vllm:num_requests_waiting",
     )
     features: tuple[str, ...] = (
-        "speculation", "cuda-graph", "prefix-cache", "async-scheduling", "pcie-ipc-allreduce", "custom-allreduce", "nccl-p2p",
+        "speculation", "cuda-graph", "prefix-cache", "async-scheduling", "pcie-ipc-allreduce", "custom-allreduce",
+        "nccl-p2p",
     )  # fmt: skip
     milestones: tuple[Milestone, ...] = (
         Milestone("architecture resolved", r"Resolved architecture: \w+"),
@@ -162,7 +163,7 @@ class VLLM:
         return openai.request(dialect, prompt, sampling, model, extra={"return_token_ids": True})
 
     def effective(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """The resolved configuration from `/server_info`, variables that are not at their default aside, and the version."""
+        """The resolved configuration and vLLM's variables from `/server_info`, and the version."""
         info = answers.get(_INFO)
         config = info.get("vllm_config") if isinstance(info, Mapping) else None
         told = {
@@ -194,7 +195,7 @@ def flushed(status: int, body: str) -> bool:
 
 
 def acceptance_length(deltas: Mapping[str, float]) -> float | None:
-    """Mean tokens per verification step, the one it gives anyway included: 1 + accepted / drafts; None without drafts."""
+    """Mean tokens per verification step, 1 + accepted / drafts; None without drafts."""
     drafts = deltas.get(_DRAFTS, 0.0)
     return 1.0 + deltas.get(_ACCEPTED, 0.0) / drafts if drafts > 0 else None
 
@@ -255,7 +256,7 @@ def _pcie_ipc(observed: Observed, config: Mapping[str, Any]) -> Evidence:
     on = matching(observed.log, r"Initialized FlashInfer PCIe IPC all-reduce for TP\d+")
     off = matching(
         observed.log,
-        r"FlashInfer PCIe IPC all-reduce (?:was requested but|requires|does not support|does not yet support|has no CUDA Graph)",
+        r"FlashInfer PCIe IPC all-reduce (?:was requested but|requires|does not (?:yet )?support|has no CUDA Graph)",
     )
     return Evidence("pcie-ipc-allreduce", False if off else True if on else None, (*on, *off))
 

@@ -54,7 +54,7 @@ def check(table: FlagTable, args: Mapping[str, Value], locate: Locate) -> list[F
 
     Args:
         table: what the release accepts.
-        args: option names without dashes; True is a bare flag, None and False leave it out, a list gives several values.
+        args: options without dashes; True is a bare flag, None and False leave it out, a list gives several values.
         locate: where each option was written.
 
     Returns:

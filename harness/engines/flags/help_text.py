@@ -14,8 +14,8 @@ _CHOICES = re.compile(r"^\{([^{}]*)\}|^\[([\w|-]+\|[\w|-]+)\]|^<([\w|-]+\|[\w|-]
 def from_help(engine: str, version: str, text: str) -> FlagTable:
     """What a `--help` text says an engine accepts.
 
-    Help text names values, not types: a value whose placeholder is `N` is taken for a whole number, choices in braces or
-    divided by `|` are taken as such, and anything else is text. Both argparse's layout and llama.cpp's are read.
+    Help text names values, not types: a value whose placeholder is `N` is taken for a whole number, choices in braces
+    or divided by `|` are taken as such, and anything else is text. Both argparse's layout and llama.cpp's are read.
     """
     return FlagTable(engine, version, "--help", None, collect(_entries(text)))
 

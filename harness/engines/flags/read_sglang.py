@@ -2,8 +2,8 @@
 
 Two layouts are read, and mixtures of them (releases moved over step by step): explicit `add_argument` calls in
 `ServerArgs.add_cli_args` (0.5.9 and before), and annotated fields, `name: A[type, Arg(...)] = default`, in
-`ServerArgs` itself or in the namespace classes it is assembled from (`_INPUT_NAMESPACES`, seen in 0.5.23). The rules that
-turn an annotation into an option are those of `sglang/srt/arg_groups/arg_utils.py`.
+`ServerArgs` itself or in the namespace classes it is assembled from (`_INPUT_NAMESPACES`, seen in 0.5.23). The rules
+that turn an annotation into an option are those of `sglang/srt/arg_groups/arg_utils.py`.
 """
 
 import ast
@@ -46,7 +46,7 @@ def _namespaces(module: Module) -> list[str]:
 def _calls(function: ast.FunctionDef, sources: Sources, scope: Scope) -> Iterator[Flag]:
     for call in ast.walk(function):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            names = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+            names = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
             if (found := flag(names, keywords(call, sources, scope))) is not None:
                 yield found
 

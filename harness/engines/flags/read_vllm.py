@@ -137,13 +137,14 @@ class _Reader:
             if key is None:
                 words |= self._words(value) or {}
             elif isinstance(key, ast.Constant):
-                words[key.value] = keyword(key.value, value, self.sources, self.scope)
+                words[str(key.value)] = keyword(str(key.value), value, self.sources, self.scope)
         return words
 
     def _set(self, place: ast.Subscript, value: ast.expr) -> None:
         owner = self._words(place.value)
         if isinstance(owner, dict) and isinstance(place.slice, ast.Constant):
-            owner[place.slice.value] = keyword(place.slice.value, value, self.sources, self.scope)
+            name = str(place.slice.value)
+            owner[name] = keyword(name, value, self.sources, self.scope)
 
     def _delete(self, place: ast.Subscript) -> None:
         owner = self._words(place.value)
@@ -158,7 +159,7 @@ class _Reader:
             listed[:] = [option for option in listed if option != value]
 
     def _register(self, call: ast.Call) -> Iterator[Flag]:
-        names = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+        names = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
         words: Words = {}
         for word in call.keywords:
             if word.arg is None:
@@ -178,7 +179,7 @@ def _fields(owner: ast.ClassDef, sources: Sources, scope: Scope) -> dict[str, Wo
     }
 
 
-def _shape(name: str, leaves: tuple[Hint, ...]) -> Words:
+def _shape(name: str, leaves: tuple[Hint, ...]) -> Words:  # noqa: PLR0911 - one line a kind, in upstream's order
     """Keywords for one annotation, in `_compute_kwargs`'s order of precedence."""
     kinds = {leaf.name: leaf for leaf in reversed(leaves)}
     if "dataclass" in kinds:

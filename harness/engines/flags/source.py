@@ -67,7 +67,7 @@ class Sources:
         return cls(lambda path: archive.read(path).decode() if path in names else None, archive.namelist())
 
     def mentions(self, pattern: re.Pattern[str], under: str) -> frozenset[str]:
-        """Everything that matches a pattern in the Python files under a path: names that are not bound but spelt out."""
+        """Everything that matches a pattern in the Python files under a path."""
         texts = (self._read(path) for path in self._paths if path.startswith(under) and path.endswith(".py"))
         return frozenset(word for text in texts if text is not None for word in pattern.findall(text))
 
@@ -106,7 +106,7 @@ class Sources:
             raise Unresolved(name)
         return self.find(original, Scope(target), depth)
 
-    def value(self, node: ast.AST, scope: Scope) -> Any:
+    def value(self, node: ast.AST, scope: Scope) -> Any:  # noqa: PLR0911 - one line a kind of expression
         """The value of an expression made of constants.
 
         Raises:
