@@ -180,7 +180,11 @@ def _lock(name: str) -> "Lock":
     from harness.env import lock as locks
     from harness.env import places
 
-    return locks.read(places.lock_path(name))
+    try:
+        return locks.read(places.lock_path(name))
+    except LockError as error:
+        hint = f"{error.hint}, or judge against a wheel with --against"
+        raise LockError(error.message, details=error.details, hint=hint) from error
 
 
 def _locked(package: str, lock: "Lock | None", wanted: "EnvSpec", talk: Talk) -> _Source:
