@@ -287,8 +287,7 @@ class _Level:
 
     def _job(self, number: int, tickets: int | None) -> dict[str, Any]:
         load, target = self.load, self.target
-        slots = list(range(number, load.concurrency or 0, self.count))
-        cap = None if load.concurrency is None else len(slots)
+        cap = None if load.concurrency is None else len(range(number, load.concurrency, self.count))
         family, address = _resolve(target)
         return {
             "mode": load.mode,
@@ -302,11 +301,10 @@ class _Level:
             "server_name": target.host,
             "connect_timeout_s": target.connect_timeout_s,
             "stamps": sys.platform == "linux" and not target.tls,
-            "slots": slots,
             "concurrency": load.concurrency if load.mode == "closed" else cap,
-            "open_first": len(slots) if load.mode == "closed" else self._expected_open(cap),
+            "open_first": cap if load.mode == "closed" else self._expected_open(cap),
             "requests": str(self.folder / "requests"),
-            "plays": self._plays(),
+            "plays": self._plays() if load.mode == "closed" else [],
             "indices": len(self.requests),
             "tickets": tickets,
             "schedule": self.schedule[number :: self.count],

@@ -283,6 +283,7 @@ class Listener:
 
 
 def whole_json(data: bytes) -> Any:
+    """JSON, or a `StreamError` that shows its beginning."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -48,7 +48,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How a level reads its requests: the zero of its clock (wall-clock nanoseconds), the phase, whether to keep text."""
+    """How a level reads a request: the zero of its clock (wall-clock nanoseconds), the phase, whether to keep text."""
 
     zero_ns: int
     phase: str
@@ -149,39 +149,47 @@ def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
 
 def _listen(answer: wire.Response) -> tuple[stream.Said, str | None, str | None]:
     """What a response said, and the reason why it is no sample as far as HTTP and the stream can tell."""
-    head = answer.head
-    if head is None:
-        return stream.Said(), "malformed", answer.fault or "no HTTP header came"
-    if 300 <= head.status < 400:
-        return stream.Said(), "redirected", f"HTTP {head.status} to `{head.headers.get('location', '')}`"
-    if head.status != 200:
-        return stream.Said(), "status", f"HTTP {head.status}: {_body(answer.body)}"
-    if head.headers.get("content-encoding", "identity").lower() != "identity":
-        return (
-            stream.Said(),
-            "compressed",
-            f"content-encoding is `{head.headers['content-encoding']}`, though identity was asked for",
-        )
+    reason, detail = _refusal(answer)
+    if answer.head is None or reason is not None:
+        return stream.Said(), reason, detail
     listener = stream.Listener()
     try:
-        _take(listener, head, answer.body)
+        _take(listener, answer.head, answer.body)
         said = listener.end()
     except stream.StreamError as error:
         # What came before the fault still counts as seen: the record shows how far it got.
-        if not answer.complete:
-            return listener.said, "ended early", str(error)
-        return listener.said, "malformed", str(error)
+        return listener.said, "malformed" if answer.complete else "ended early", str(error)
     except (TypeError, AttributeError, ValueError) as error:
         return listener.said, "malformed", f"an event has an unknown shape: {error}"
+    return said, *_breaks(said, answer)
+
+
+def _refusal(answer: wire.Response) -> tuple[str | None, str | None]:
+    """Why a response is not even looked into."""
+    head = answer.head
+    if head is None:
+        return "malformed", answer.fault or "no HTTP header came"
+    if 300 <= head.status < 400:
+        return "redirected", f"HTTP {head.status} to `{head.headers.get('location', '')}`"
+    if head.status != 200:
+        return "status", f"HTTP {head.status}: {_body(answer.body)}"
+    encoding = head.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        return "compressed", f"content-encoding is `{encoding}`, though identity was asked for"
+    return None, None
+
+
+def _breaks(said: stream.Said, answer: wire.Response) -> tuple[str | None, str | None]:
+    """What broke a response that was understood."""
     if said.error is not None:
-        return said, "error", said.error
+        return "error", said.error
     if answer.fault is not None:
-        return said, "malformed", answer.fault
+        return "malformed", answer.fault
     if answer.trailing:
-        return said, "malformed", f"{answer.trailing} bytes came after the end of the response"
+        return "malformed", f"{answer.trailing} bytes came after the end of the response"
     if not answer.complete:
-        return said, "ended early", "the response stops before its end"
-    return said, None, None
+        return "ended early", "the response stops before its end"
+    return None, None
 
 
 def _take(listener: stream.Listener, head: wire.Head, body: bytes) -> None:

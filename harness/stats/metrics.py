@@ -7,6 +7,7 @@ count for its throughput, since the server worked on them in that time.
 """
 
 import datetime
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,8 +120,7 @@ def tpot_naive(record: RequestRecord) -> float | None:
 
 def chunk_gaps(record: RequestRecord) -> list[float]:
     """`g_i` for i >= 2: what a reader sees stall."""
-    chunks = record.chunks
-    return [after.at_s - before.at_s for before, after in zip(chunks, chunks[1:], strict=False)]
+    return [after.at_s - before.at_s for before, after in itertools.pairwise(record.chunks)]
 
 
 def token_gaps(record: RequestRecord) -> list[float]:

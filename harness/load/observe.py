@@ -1,0 +1,231 @@
+"""What the server and its GPUs say while a level runs: `/metrics` and NVML, once a second, on a thread of the parent.
+
+Never in the measuring processes. Counters are read at the level's two ends as well: their deltas are the level's own.
+"""
+
+import contextlib
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Protocol
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.files import append_line
+
+_PERIOD_S = 1.0
+_PATIENCE_S = 5.0  # a busy server answers late; the scrape is not what is being measured
+
+
+class Exposed(Protocol):
+    """What an observer needs to know of an engine: where its metrics are, and a dataclass of their names by ours."""
+
+    @property
+    def metrics_path(self) -> str | None:
+        """Path of the Prometheus text, None where there is none."""
+        ...
+
+    @property
+    def counters(self) -> Any:
+        """Fields: our names; values: the server's names, None where it does not say."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading: counters (and sums and counts of histograms) and gauges, each summed over its labels."""
+
+    at: float  # seconds since 1970
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+
+
+class Observer:
+    """A context in which a server is watched; afterwards it answers what changed.
+
+    `server_metrics.jsonl` and `gpu.jsonl` grow in `folder` a line a second. A server without metrics, or a machine
+    without a GPU, leaves no file and no deltas; what could not be read stands in `faults`.
+    """
+
+    def __init__(self, base_url: str, engine: Exposed, *, folder: Path | None = None) -> None:
+        self._url = base_url.rstrip("/") + engine.metrics_path if engine.metrics_path else None
+        self._names: dict[str, str | None] = dataclasses.asdict(engine.counters)
+        self._folder = folder
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._session = requests.Session()
+        self._first: Scrape | None = None
+        self._last: Scrape | None = None
+        self._peaks: dict[str, float] = {}
+        self._gpus: list[dict[str, Any]] = []
+        self.faults: list[str] = []
+
+    def __enter__(self) -> "Observer":
+        self._scrape()
+        self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(2 * _PATIENCE_S)
+        if kind is None:
+            self._scrape()
+        self._session.close()
+
+    def deltas(self) -> dict[str, float]:
+        """How far each counter went between the level's ends, by the server's own names."""
+        if self._first is None or self._last is None or self._last is self._first:
+            return {}
+        before = self._first.counters
+        return {name: value - before.get(name, 0.0) for name, value in self._last.counters.items()}
+
+    def named(self) -> dict[str, float]:
+        """Counter deltas and highest gauges by our names (`running_max`), and the acceptance length where it follows.
+
+        Acceptance length is tokens a verify step: (accepted + drafts) / drafts, as each step also yields one token of
+        the target model's own (Leviathan et al. 2023).
+        """
+        deltas = self.deltas()
+        found = {ours: deltas[theirs] for ours, theirs in self._names.items() if theirs in deltas}
+        found |= {f"{ours}_max": self._peaks[theirs] for ours, theirs in self._names.items() if theirs in self._peaks}
+        drafts, accepted = found.get("drafts"), found.get("accepted_tokens")
+        if drafts and accepted is not None:
+            found["acceptance_length"] = (accepted + drafts) / drafts
+        return found
+
+    def restarted(self) -> bool:
+        """Whether a counter went backwards: not the process that the level began with."""
+        return any(delta < 0 for delta in self.deltas().values())
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """Each GPU's readings, in the order they were taken."""
+        return list(self._gpus)
+
+    def throttles(self) -> list[int]:
+        """Masks of clock event reasons that were seen, each once, idleness left out."""
+        masks = {reading["throttle"] & ~_IDLE for reading in self._gpus if reading.get("throttle") is not None}
+        return sorted(masks - {0})
+
+    def _watch(self) -> None:
+        with _nvml() as library:
+            due = time.monotonic()
+            while True:
+                self._read_gpus(library)
+                due += _PERIOD_S
+                if self._done.wait(max(0.0, due - time.monotonic())):
+                    return
+                self._scrape()
+
+    def _scrape(self) -> None:
+        if self._url is None:
+            return
+        try:
+            answer = self._session.get(self._url, timeout=_PATIENCE_S)
+            answer.raise_for_status()
+            scrape = read_metrics(answer.text, time.time())
+        except (requests.RequestException, ValueError) as error:
+            self._fault(f"`{self._url}` could not be read: {error}")
+            return
+        self._first = self._first or scrape
+        self._last = scrape
+        for name, value in scrape.gauges.items():
+            self._peaks[name] = max(value, self._peaks.get(name, value))
+        self._write("server_metrics.jsonl", {"at": scrape.at, **scrape.counters, **scrape.gauges})
+
+    def _read_gpus(self, library: ModuleType | None) -> None:
+        if library is None:
+            return
+        for reading in _gpu_readings(library, time.time()):
+            self._gpus.append(reading)
+            self._write("gpu.jsonl", reading)
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        if self._folder is None:
+            return
+        try:
+            append_line(self._folder / name, json.dumps(value, separators=(",", ":")))
+        except OSError as error:
+            self._fault(f"cannot write `{self._folder / name}`: {error.strerror}")
+
+    def _fault(self, text: str) -> None:
+        if text not in self.faults:
+            self.faults.append(text)
+
+
+def read_metrics(text: str, at: float) -> Scrape:
+    """Prometheus text as one reading; buckets and quantiles are left out.
+
+    Raises:
+        ValueError: it is not Prometheus text.
+    """
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith(("_bucket", "_created")) or "quantile" in sample.labels:
+                continue
+            runs = family.type == "counter" or sample.name.endswith(("_total", "_sum", "_count"))
+            into = counters if runs else gauges
+            into[sample.name] = into.get(sample.name, 0.0) + sample.value
+    return Scrape(at, counters, gauges)
+
+
+# NVML
+
+_IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[ModuleType | None]:
+    """The NVML module, opened; None where there is no driver."""
+    import pynvml  # noqa: PLC0415 - only where something is observed
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu_readings(library: ModuleType, at: float) -> Iterator[dict[str, Any]]:
+    """One reading of each GPU: watts, MHz, degrees Celsius, bytes, and PCIe bytes a second over NVML's own 20 ms."""
+    for index in range(library.nvmlDeviceGetCount()):
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+
+        def ask(function: Callable[..., Any], *arguments: Any, handle: Any = handle) -> Any:
+            try:
+                return function(handle, *arguments)
+            except library.NVMLError:
+                return None
+
+        power = ask(library.nvmlDeviceGetPowerUsage)
+        memory = ask(library.nvmlDeviceGetMemoryInfo)
+        sent = ask(library.nvmlDeviceGetPcieThroughput, library.NVML_PCIE_UTIL_TX_BYTES)
+        received = ask(library.nvmlDeviceGetPcieThroughput, library.NVML_PCIE_UTIL_RX_BYTES)
+        rates = ask(library.nvmlDeviceGetUtilizationRates)
+        yield {
+            "at": at,
+            "gpu": index,
+            "power_w": None if power is None else power / 1000,
+            "sm_mhz": ask(library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_SM),
+            "memory_mhz": ask(library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_MEM),
+            "throttle": ask(library.nvmlDeviceGetCurrentClocksThrottleReasons),
+            "temperature_c": ask(library.nvmlDeviceGetTemperature, library.NVML_TEMPERATURE_GPU),
+            "memory_used": None if memory is None else int(memory.used),
+            "busy_percent": None if rates is None else int(rates.gpu),
+            "pcie_sent_bytes_s": None if sent is None else sent * 1024,
+            "pcie_received_bytes_s": None if received is None else received * 1024,
+        }
