@@ -137,7 +137,7 @@ def _drift(patches: Sequence["Patch"], lock: "Lock | None") -> "list[Drift] | No
 
 def _answer(
     patches: Sequence["Patch"], found: Sequence["Status"], sources: dict[str, _Source], drift: "list[Drift] | None"
-) -> tuple[Any, Any]:
+) -> tuple[list[dict[str, Any]], str]:
     """The answer as data, and as people read it."""
     rows = [
         {
@@ -151,7 +151,7 @@ def _answer(
         }
         for patch, one in zip(patches, found, strict=True)
     ]
-    return rows, _table(rows) if rows else "this spec has no patches"
+    return rows, _shown(rows) if rows else "this spec has no patches"
 
 
 def _built_state(patch: "Patch", drift: "list[Drift] | None") -> str | None:
@@ -162,18 +162,15 @@ def _built_state(patch: "Patch", drift: "list[Drift] | None") -> str | None:
     return "; ".join(item.message for item in drift if item.path in targets) or "in place"
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("patch", "state", "against", "built environment", "why"):
-        table.add_column(heading, overflow="fold")
+def _shown(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a patch, its reasons under it."""
+    width = max(len(row["patch"]) for row in rows)
+    lines = []
     for row in rows:
-        against = f"{row['package']} {row['version']}"
-        why = "\n".join(row["reasons"])
-        table.add_row(*(Text(cell or "-") for cell in (row["patch"], row["state"], against, row["built"], why)))
-    return table
+        built = f", built environment: {row['built']}" if row["built"] else ""
+        lines.append(f"{row['patch']:<{width}}  {row['state']:<17}  {row['package']} {row['version']}{built}")
+        lines += [f"    {reason}" for reason in row["reasons"]]
+    return "\n".join(lines)
 
 
 def _lock(name: str) -> "Lock":
