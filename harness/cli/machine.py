@@ -8,8 +8,6 @@ from harness.cli.talk import Talk, Verbs, common, safe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from harness.run.preflight import Trouble
     from harness.run.supervise import Leftover
 
@@ -57,7 +55,7 @@ def run_clean(arguments: argparse.Namespace) -> int:
         supervise.leftovers()  # drops the rosters of those that are gone
     talk.data(
         {"dry_run": arguments.dry_run, "leftovers": [one.to_json() for one in found], "survivors": left},
-        _leftovers_table(found) if found else "nothing was left behind",
+        _leftovers_text(found) if found else "nothing was left behind",
     )
     if left:
         raise ServerError("some leftovers did not end", details=left, hint="a process in state D waits for its driver")
@@ -93,21 +91,14 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     return int(any(one.fatal for one in troubles))
 
 
-def _leftovers_table(found: "Sequence[Leftover]") -> "Table":
-    from rich.table import Table
-
-    table = Table("launch", "pid", "user", "MiB", "command", box=None, pad_edge=False)
+def _leftovers_text(found: "Sequence[Leftover]") -> str:
+    """A line a process: nothing is cut, so that it can be searched."""
+    lines = [f"{'launch':24} {'pid':>8} {'user':10} {'MiB':>7} command"]
     for one in found:
         for member in one.members:
-            row = (one.launch, str(member.pid), member.user, str(member.memory >> 20), member.command)
-            table.add_row(*(_cell(text) for text in row))
-    return table
-
-
-def _cell(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(safe(text)[:200])
+            memory = member.memory >> 20
+            lines.append(f"{one.launch:24} {member.pid:8} {member.user:10} {memory:7} {member.command}")
+    return "\n".join(safe(line) for line in lines)
 
 
 def _tools() -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from harness.errors import InputError
+from harness.files import escape_control
 from harness.run import privacy
 
 _TRIES = 200
@@ -32,7 +33,7 @@ def describe(pid: int) -> Holder | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            command = privacy.show_argv(process.cmdline()) or process.name()
+            command = escape_control(privacy.show_argv(process.cmdline()) or process.name())
             return Holder(pid, process.username(), command, process.memory_info().rss)
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None

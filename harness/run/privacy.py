@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-_SECRET_NAME = re.compile(r"(?i)(^|[_-])(api[_-]?key|key|token|secret|password|passwd|credentials?)($|[_-])")
-_NOT_SECRET = re.compile(r"(?i)max[_-]|num[_-]|tokens|keyboard|tokenizer")
+_SECRET_NAME = re.compile(r"(?i)(api_?key|([_-]|^)(key|token|secret|password|passwd|credentials?))$")
+_NOT_SECRET = re.compile(r"(?i)(pad|eos|bos|unk|mask|stop|image|special)[_-]token$")
 _SHORTEST = 4  # replacing every `1` of a log would hide more than it protects
 
 # What a server gets from our own environment: where things are and how text is encoded, nothing that tunes it.

@@ -5,32 +5,17 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import FAKES, PATIENCE_S, running, until
 
 from harness.engines.engine import Command, StopPolicy
 from harness.errors import ServerError
 from harness.run import gpu, logs, ports, reaper, supervise
-
-FAKES = Path(__file__).parent.parent / "fakes"
-PATIENCE_S = 30.0  # how long a busy machine may take for what takes milliseconds
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s for {what}"
-        time.sleep(0.02)
-
-
-def running(pid: int) -> bool:
-    seen = reaper.look(pid)
-    return seen is not None and seen.alive
 
 
 def said(log: Path) -> list[str]:
