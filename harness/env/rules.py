@@ -47,8 +47,8 @@ class Context:
     Attributes:
         packages: installed versions by distribution name, all of them: what is not in it is not installed.
         patches: names of the patches applied.
-        cuda: toolkit version, such as `13.0.1`.
-        nvcc: compiler release, such as `13.0`; `absent` where it is known that there is none.
+        cuda: toolkit version, such as `13.0.1`; `absent` where it is known that there is none, as in the next two.
+        nvcc: compiler release, such as `13.0`.
         driver: NVIDIA driver version, such as `580.95.05`.
         architectures: GPU targets as in a spec, such as `sm_120a`.
         topology: how the GPUs reach each other.
@@ -92,7 +92,7 @@ class When(Strict):
         local: pattern for the local part of a version (`cu130` in `2.9.1+cu130`), by distribution; "" is none.
         differ: distributions whose installed versions (without local part) are not all the same.
         without_patches: patterns; none of the patches applied matches.
-        cuda, nvcc, driver: version specifiers; `nvcc: absent` where there is no compiler.
+        cuda, nvcc, driver: version specifiers, or `absent`.
         architectures: patterns, one of which one architecture matches.
         topology, engine: as in `Context`.
         args: by flag (`tp|tp-size` for a flag of several names): a value, or a `Must`.
