@@ -1,4 +1,4 @@
-"""What a shared library says of itself, read from a stream: the libraries it needs, its torch-facing symbols, its sections.
+"""What a shared library says of itself, read from a stream: libraries it needs, torch-facing symbols, sections.
 
 Only little-endian ELF64 is read, which is all that Linux wheels for x86_64 and aarch64 hold. The stream may be a zip
 member: it is read forwards in two passes (the section table lies at the end of the file), never held whole. The layout
