@@ -4,7 +4,6 @@ import importlib
 
 from harness.engines.engine import Engine
 from harness.errors import InputError
-from harness.strict import suggest
 
 # Each is a module of this room with an `ENGINE`; loaded when asked for, so that one engine costs one import.
 NAMES = ("attach", "llamacpp", "sglang", "simulated", "vllm")
@@ -17,6 +16,9 @@ def get(name: str) -> Engine:
         InputError: there is none; says which there are.
     """
     if name not in NAMES:
+        # Only here: the simulated server is part of this package and has to start at once, without pydantic and YAML.
+        from harness.strict import suggest  # noqa: PLC0415
+
         raise InputError(f"unknown engine `{name}`", hint=suggest(name, NAMES))
     engine: Engine = importlib.import_module(f"harness.engines.{name}").ENGINE
     return engine

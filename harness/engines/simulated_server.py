@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -376,6 +377,7 @@ class Simulation:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._asked_to_stop)
+        say("loading weights")
         if (lives := self.faults.get("setsid-child")) is not None:
             say(f"child {_start_child(lives)} started")
         if self.faults.get("never-listens"):
@@ -409,7 +411,6 @@ class Simulation:
             on_leave=self._left,
         )
         self.ended.add_done_callback(lambda _: group.leave())
-        say("loading weights")
         if (line := self.faults.get("die-before-ready")) is not None:
             say(line)
             self._end(1)
@@ -516,6 +517,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         command.error(str(error))
+    # Each stream is an open file: take as many as this user may have.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(KeyboardInterrupt):
         return asyncio.run(_serve(arguments, faults))
     return 130
