@@ -13,6 +13,7 @@ import itertools
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,9 +284,16 @@ def refreshed(patch: Patch, read_target: ReadTarget, version: str) -> Patch:
         )
     texts = {}
     for target in patch.targets:
-        data = read_target(target.path) or b""
-        texts[target.path] = (data, _moved(data, target))
-    return draft(dataclasses.replace(patch, versions=SpecifierSet(f"=={version}", prereleases=True)), texts)
+        before = read_target(target.path) or b""
+        after = _moved(before, _Link(patch.name, target))
+        if after != before:  # else upstream has this file's part already
+            texts[target.path] = (before, after)
+    header = dataclasses.replace(
+        patch,
+        versions=SpecifierSet(f"=={version}", prereleases=True),
+        absorbed_when=tuple(marker for marker in patch.absorbed_when if marker.path in texts),
+    )
+    return draft(header, texts)
 
 
 def draft(patch: Patch, texts: Mapping[str, tuple[bytes, bytes]]) -> Patch:
@@ -335,10 +343,12 @@ def _hunk_status(hunk: Hunk, lines: Sequence[bytes]) -> State:
     return "needs refresh" if len(old) == 1 else "conflict"
 
 
-def _moved(data: bytes, target: Target) -> bytes:
-    """A target's change made to a file in which every hunk is found once, or is in already."""
+def _moved(data: bytes, link: _Link) -> bytes:
+    """A target's change made to the file it was written for, or to one in which every hunk is in, or found once."""
+    if sha256_bytes(data) == link.target.before:
+        return _rewrite(data, link)
     lines = lines_of(data)
-    for hunk in reversed(target.hunks):
+    for hunk in reversed(link.target.hunks):
         if _hunk_status(hunk, lines) == "absorbed upstream":
             continue
         start = _places(hunk.before, lines)[0]
@@ -380,19 +390,7 @@ def wheel_reader(wheel: Path) -> ReadTarget:
             with zipfile.ZipFile(wheel) as archive:
                 member = next((name for name in archive.namelist() if _SCHEME.sub("", name) == path), None)
                 return archive.read(member) if member else None
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"cannot read the wheel `{wheel}`: {error}") from error
-
-    return read
-
-
-def folder_reader(site_packages: Path) -> ReadTarget:
-    """The files of an installed environment."""
-
-    def read(path: str) -> bytes | None:
-        try:
-            return (site_packages / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
     return read

@@ -22,7 +22,7 @@ MANY = ("Upstream", "Target", "Absorbed-When", "Probe")
 REQUIRED = ("Description", "Origin", "Applies-To", "Target", "Remove-When", "Probe")
 
 _FIELD = re.compile(r"([A-Za-z][A-Za-z-]*):(?:[ \t]+(.*))?$")
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _SHA256 = re.compile(r"[0-9a-f]{64}$")
 _NO_NEWLINE = b"\\ No newline at end of file"
 
@@ -231,8 +231,8 @@ def _hunk(
         position += 1
     if (len(before), len(after)) != (removed, added):
         faults.add(index, f"the hunk says -{removed} +{added} lines, it has -{len(before)} +{len(after)}")
-    elif not before:
-        faults.add(index, "the hunk has no line to stand on", "give it a line of context")
+    elif not before or not line:
+        faults.add(index, "the hunk has no line to stand on", "give it a line of context; lines count from 1")
     elif before == after:
         faults.add(index, "the hunk changes nothing")
     elif new_line != line + shift:
@@ -353,8 +353,8 @@ def _probes(header: Header, faults: _Faults) -> tuple[Probe, ...]:
         elif kind == "python":
             try:
                 compile(body, "probe", "exec")
-            except SyntaxError as error:
-                faults.add(index, f"`Probe: python` does not compile: {error.msg}")
+            except (SyntaxError, ValueError) as error:
+                faults.add(index, f"`Probe: python` does not compile: {getattr(error, 'msg', error)}")
             probes.append(Probe("python", body))
         else:
             faults.add(index, f"`Probe` wants `log REGEX` or `python STATEMENT`, got `{text[:60]}`")

@@ -1,5 +1,7 @@
 """Patches: read strictly, applied to exactly the bytes they were written for, judged at an upgrade."""
 
+import contextlib
+import dataclasses
 import difflib
 import hashlib
 import os
@@ -181,6 +183,22 @@ def test_a_rendered_patch_reads_as_the_same_patch() -> None:
     read = parsed(text())
     assert patch_file.parse(patch_file.render(read), "polite", "x") == parsed(patch_file.render(read).decode())
     assert patch_file.render(parsed(patch_file.render(read).decode())) == patch_file.render(read)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_is_done_to_a_patch_file_it_is_read_or_refused(data: st.DataObject) -> None:
+    raw = bytearray(text().encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(raw)))
+        junk = data.draw(
+            st.sampled_from(
+                [b"", b"\n", b"@@ -0 +0 @@\n", b"--- ", b"\\ No newline", b"\x00", b"\xff", b":", b"9" * 20]
+            )
+        )
+        raw[start : start + data.draw(st.integers(0, 9))] = junk
+    with contextlib.suppress(InputError):
+        patch_file.parse(bytes(raw), "p", "p.patch")
 
 
 # --- against other tools
@@ -460,6 +478,30 @@ def test_rewritten_lines_or_a_missing_file_are_a_conflict() -> None:
 
 def test_lines_that_stand_in_two_places_are_a_conflict() -> None:
     assert judged(plain(), {"demo/greet.py": BEFORE + BEFORE}).state == "conflict"
+
+
+def test_refreshing_drops_the_part_that_upstream_has() -> None:
+    other = b"one\ntwo\nthree\n"
+    both = drafted("both", {"demo/greet.py": (BEFORE, AFTER), "demo/other.py": (other, other.replace(b"two", b"2"))})
+    marked = dataclasses.replace(both, absorbed_when=(Marker("demo/greet.py", "never there"),))
+    later = {"demo/greet.py": b"# upstream\n" + AFTER, "demo/other.py": b"zero\n" + other}
+    fresh = patch.refreshed(marked, later.get, "1.1")
+
+    assert [target.path for target in fresh.targets] == ["demo/other.py"]
+    assert fresh.absorbed_when == ()
+    assert patch_file.parse(patch_file.render(fresh), "both", "x") == fresh
+
+
+def test_refreshing_the_header_alone_keeps_the_change_where_it_was() -> None:
+    # By hand, with too little context: the hunk's lines stand twice, its line number says which is meant.
+    before = b"a\nb\nx\na\nb\ny\n"
+    after = b"a\nb\nx\na\nB\ny\n"
+    made = drafted("thin", {"demo/x.py": (before, after)})
+    target = dataclasses.replace(made.targets[0], hunks=(patch_file.Hunk(4, (b"a\n", b"b\n"), (b"a\n", b"B\n")),))
+    thin = dataclasses.replace(made, targets=(target,))
+    fresh = patch.refreshed(thin, {"demo/x.py": before}.get, "1.1")
+
+    assert patch.patched(fresh, {"demo/x.py": before}.get)("demo/x.py") == after
 
 
 def test_a_conflict_is_not_refreshed() -> None:
