@@ -19,7 +19,7 @@ from pathlib import Path
 import uv
 
 from harness import __version__
-from harness.env import fetch, manifest, overlay, patch, patch_file, places
+from harness.env import fetch, manifest, overlay, patch, patch_file, places, system_libraries
 from harness.env import lock as locks
 from harness.env.fetch import Progress, Silent
 from harness.env.locked import Lock
@@ -252,6 +252,9 @@ def _finish(lock: Lock, spec: EnvSpec, built: Built, progress: Progress) -> None
         progress.say(f"applying {len(spec.patches)} patches")
         patch.apply(patch_file.load_named(spec.folder / "patches", spec.patches), built.site_packages)
     expected = manifest.expected(lock, ".".join(built.python_version.split(".")[:2]))
+    progress.say("noting what it needs of the machine")
+    needed = system_libraries.needed(built.site_packages)
+    unloadable = system_libraries.unloadable(built.python, needed)
     made = Manifest(
         env_id=lock.env_id,
         env=lock.name,
@@ -259,6 +262,7 @@ def _finish(lock: Lock, spec: EnvSpec, built: Built, progress: Progress) -> None
         python_version=built.python_version,
         packages=expected,
         patched={target.path: target.after for item in lock.patches for target in item.targets},
+        system_libraries={name: name not in unloadable for name in needed},
     )
     if installed := manifest.installed(built.site_packages).keys() ^ expected.keys():
         raise BuildError("what was installed is not what the lock names", details=sorted(installed))

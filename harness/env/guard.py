@@ -7,9 +7,11 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from harness import files
-from harness.env import manifest
+from harness.env import manifest, system_libraries
 from harness.env.build import Built
 from harness.env.locked import Lock
+
+_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +29,29 @@ class Drift:
 def check(built: Built, lock: Lock) -> list[Drift]:
     """Every difference between an environment and its lock; empty when there is none.
 
-    Looked at: the manifest, the distributions' names and versions, the bytes of patched files, and size and time of
-    every other installed file against the list the build left. RECORD files, which an installer rewrites, play no part.
+    Looked at: the manifest, the interpreter, the distributions' names and versions, the bytes of patched files, size
+    and time of every other installed file against the list the build left, and whether the machine's libraries load.
     """
     made = manifest.read(built.path)
     if made is None:
         return [Drift("manifest", lock.env_id[:16], None)]
     if made.env_id != lock.env_id:
         return [Drift("env_id", lock.env_id[:16], made.env_id[:16])]
-    return [*_interpreter(built, made), *_versions(built, made), *_patched(built, lock), *_files(built, lock)]
+    if gone := list(_interpreter(built, made)):
+        return gone
+    return [
+        *_versions(built, made),
+        *_patched(built, lock),
+        *_files(built, lock),
+        *_libraries(built, lock, made),
+    ]
 
 
 def _interpreter(built: Built, made: manifest.Manifest) -> Iterator[Drift]:
     """The interpreter a venv points at may have been removed or upgraded under it."""
     if not built.python.exists():
         yield Drift("interpreter", made.python_version, None)
+        return
     stated = dict(
         line.split(" = ", 1) for line in (built.path / "pyvenv.cfg").read_text().splitlines() if " = " in line
     )
@@ -82,18 +92,24 @@ def _digest(path: Path) -> str | None:
 
 
 def _files(built: Built, lock: Lock) -> Iterator[Drift]:
-    listed = manifest.stamps(built.path)
+    listed = manifest.listed(built.path)
     if listed is None:
         yield Drift("list of files", "there", None)
         return
+    before, now = set(listed), set(manifest.listing(built.site_packages))
+    old, new = manifest.sizes(before - now), manifest.sizes(now - before)
     patched = {target.path for patch in lock.patches for target in patch.targets}
-    live = dict(manifest.stamped(built.site_packages))
-    for name, stamp in listed.items():
-        if name in patched or live.get(name) == stamp:
-            continue
-        seen = live.get(name)
-        yield Drift(f"file `{name}`", f"{stamp[0]} bytes as built", f"{seen[0]} bytes, edited since" if seen else None)
+    for name in sorted(old.keys() - patched):
+        live = f"{new[name]} bytes, edited since" if name in new else None
+        yield Drift(f"file `{name}`", f"{old[name]} bytes as built", live)
     # A file that appeared can change what is imported without touching any other: name those that Python runs at start.
-    for name in sorted(live.keys() - listed.keys()):
+    for name in sorted(new.keys() - old.keys()):
         if name.endswith(".pth") or name in ("sitecustomize.py", "usercustomize.py"):
-            yield Drift(f"file `{name}`", None, f"{live[name][0]} bytes")
+            yield Drift(f"file `{name}`", None, f"{new[name]} bytes")
+
+
+def _libraries(built: Built, lock: Lock, made: manifest.Manifest) -> Iterator[Drift]:
+    """What loaded where it was built must still load; a GPU environment must find the driver, too."""
+    asked = [name for name, loaded in made.system_libraries.items() if loaded or (lock.wanted.cuda and name in _DRIVER)]
+    for name in system_libraries.unloadable(built.python, asked):
+        yield Drift(f"system library `{name}`", "loadable", "cannot be loaded")

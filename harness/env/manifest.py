@@ -1,12 +1,11 @@
 """What a build wrote down about itself: the mark that it is whole, and what the guard compares against.
 
-`harness/manifest.json` inside the environment is written last; `harness/files.json` beside it lists every installed
-file with its size and time, so that one pass over the folder tells whether a file was edited since.
+`harness/manifest.json` inside the environment is written last; `harness/files.txt` beside it lists every installed file
+with its size and time, so that one pass over the folder tells whether a file was edited since.
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -15,8 +14,6 @@ from pydantic import ValidationError
 from harness import files
 from harness.env.locked import Lock
 from harness.strict import Strict
-
-Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
 
 
 class Manifest(Strict):
@@ -29,6 +26,7 @@ class Manifest(Strict):
         python_version: the interpreter's version, as `3.12.1`.
         packages: version by canonical name of every installed distribution, overlays included.
         patched: sha256 of every patched file, by its path under site-packages.
+        system_libraries: what it needs of the machine, by soname, and whether that could be loaded where it was built.
     """
 
     env_id: str
@@ -37,6 +35,7 @@ class Manifest(Strict):
     python_version: str
     packages: dict[str, str]
     patched: dict[str, str]
+    system_libraries: dict[str, bool]
 
 
 def path(environment: Path) -> Path:
@@ -54,22 +53,21 @@ def read(environment: Path) -> Manifest | None:
 
 def write(environment: Path, manifest: Manifest, site_packages: Path) -> None:
     """Write the list of files, then the manifest, which makes the environment count as built."""
-    stamps = dict(sorted(stamped(site_packages)))
-    files.write_atomic(path(environment).with_name("files.json"), json.dumps(stamps, separators=(",", ":")))
+    files.write_atomic(path(environment).with_name("files.txt"), "\n".join(sorted(listing(site_packages))))
     files.write_json(path(environment), manifest.model_dump(mode="json"))
 
 
-def stamps(environment: Path) -> dict[str, Stamp] | None:
-    """The files a build left, with size and time; none when the list cannot be read."""
+def listed(environment: Path) -> list[str] | None:
+    """The `listing` a build left; none when it cannot be read."""
     try:
-        listed = json.loads(path(environment).with_name("files.json").read_bytes())
-    except (OSError, ValueError):
+        return path(environment).with_name("files.txt").read_text().split("\n")
+    except OSError:
         return None
-    return {name: (stamp[0], stamp[1]) for name, stamp in listed.items()}
 
 
-def stamped(folder: Path) -> Iterator[tuple[str, Stamp]]:
-    """Every file under a folder; not bytecode, which Python rewrites at will, nor RECORD, which installers rewrite."""
+def listing(folder: Path) -> Iterator[str]:
+    """`PATH SIZE TIME` of every file under a folder; not of bytecode, which Python rewrites at will, nor of RECORD,
+    which installers rewrite. Time is in whole seconds, as container layers keep it."""
     start = len(str(folder)) + 1
     waiting = [str(folder)]
     while waiting:
@@ -80,7 +78,12 @@ def stamped(folder: Path) -> Iterator[tuple[str, Stamp]]:
                         waiting.append(entry.path)
                 elif entry.name != "RECORD":
                     seen = entry.stat(follow_symlinks=False)
-                    yield entry.path[start:], (seen.st_size, seen.st_mtime_ns)
+                    yield f"{entry.path[start:]} {seen.st_size} {int(seen.st_mtime)}"
+
+
+def sizes(lines: Iterable[str]) -> dict[str, int]:
+    """Size in bytes by path, of lines of a `listing`."""
+    return {name: int(size) for name, size, _ in (line.rsplit(" ", 2) for line in lines)}
 
 
 def expected(lock: Lock, python: str) -> dict[str, str]:

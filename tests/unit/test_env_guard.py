@@ -1,16 +1,18 @@
 """The guard compares a live environment with its lock: every way it may drift, on a really built one."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes.projects import Project, project
 
-from harness.env import build, guard, lock, places, spec
+from harness.env import build, guard, lock, places, spec, system_libraries
 from harness.env.build import Built
 from harness.env.lock import Lock
 
@@ -136,3 +138,29 @@ def test_another_interpreter_under_the_environment_is_named(live: tuple[Built, L
     config = live[0].path / "pyvenv.cfg"
     config.write_text(config.read_text().replace(live[0].python_version, "3.99.9"))
     assert drifts(live) == [f"interpreter: locked {live[0].python_version}, live 3.99.9"]
+
+
+def test_a_library_of_the_machine_that_no_longer_loads_is_named(live: tuple[Built, Lock]) -> None:
+    # As if it had loaded where it was built, and another one not: only the first is drift.
+    path = live[0].path / "harness" / "manifest.json"
+    made = json.loads(path.read_text())
+    made["system_libraries"] = {"libc.so.6": True, "libgone.so.3": True, "libnever.so.1": False}
+    path.write_text(json.dumps(made))
+    assert drifts(live) == ["system library `libgone.so.3`: locked loadable, live cannot be loaded"]
+
+
+def test_what_an_environment_needs_of_the_machine_is_what_none_of_its_files_provides(tmp_path: Path) -> None:
+    source = tmp_path / "a.c"
+    source.write_text("int shared(void) { return 1; }\n")
+    provided = tmp_path / "site" / "libs" / "libinside.so.2"
+    provided.parent.mkdir(parents=True)
+    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
+    build_shared = [compiler, "-shared", "-fPIC", str(source)]
+    subprocess.run([*build_shared, "-Wl,-soname,libinside.so.2", "-o", str(provided)], check=True)
+    extension = tmp_path / "site" / "extension.so"
+    libraries = ["-Wl,--no-as-needed", f"-L{provided.parent}", "-l:libinside.so.2", "-lm"]
+    subprocess.run([*build_shared, "-o", str(extension), *libraries], check=True)
+    (tmp_path / "site" / "not-elf.so").write_text("INPUT(libm.so)")
+
+    assert [name for name in system_libraries.needed(tmp_path / "site") if name != "libc.so.6"] == ["libm.so.6"]
+    assert system_libraries.unloadable(Path(sys.executable), ["libm.so.6", "libinside.so.2"]) == ["libinside.so.2"]
