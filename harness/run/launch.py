@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import requests
 
 from harness.engines.engine import Dialect, Engine, Sampling, Server, Signature, StopPolicy
-from harness.errors import ServerError
+from harness.errors import Interrupted, ServerError
 from harness.run import diagnose, logs, ports, privacy, reaper, supervise
 from harness.run.diagnose import Death, Diagnosis
 from harness.run.signatures import GENERIC
@@ -44,6 +44,14 @@ class Reached:
 
 
 OnMilestone = Callable[[Reached], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """Who is told about milestones, and who may break the start off."""
+
+    on_milestone: OnMilestone
+    stop: Event
 
 
 class LaunchFailed(ServerError):
@@ -78,6 +86,11 @@ class Launched:
     models: Any = None
     probe: Mapping[str, Any] = field(default_factory=dict)
     oom_kills: int = 0
+    log_offset: int = 0  # where this start begins in a log that an earlier one may have begun
+
+    def log_text(self) -> str:
+        """What the server wrote so far, without stamps; empty for one that is not ours."""
+        return logs.plain(self.log, self.log_offset) if self.process else ""
 
     @property
     def host(self) -> str:
@@ -104,7 +117,7 @@ class Launched:
             raise ServerError(
                 f"{message}: the server is dead, {death.name}", details=[*details, *death.evidence], hint=death.remedy
             )
-        said = diagnose.last_lines(list(logs.read(self.log))) if self.process else ()
+        said = diagnose.last_lines(list(logs.read(self.log, self.log_offset))) if self.process else ()
         raise ServerError(message, details=[*details, *said], hint=f"the whole log: {self.log}" if said else None)
 
     def death(self, phase: diagnose.Phase = "measure") -> Diagnosis | None:
@@ -113,14 +126,14 @@ class Launched:
             return None
         time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
         death = Death(code, phase, diagnose.oom_kills() - self.oom_kills)
-        return diagnose.explain(list(logs.read(self.log)), self.engine.signatures, death)
+        return diagnose.explain(list(logs.read(self.log, self.log_offset)), self.engine.signatures, death)
 
     def stop(self, policy: StopPolicy | None = None) -> StopReport | None:
         """Stop it as its engine likes, and verify; None for a server that is not ours."""
         return self.process.stop(policy or self.engine.stop) if self.process else None
 
 
-def launch(
+def launch(  # noqa: PLR0913 - all but two by name
     engine: Engine,
     server: Server,
     *,
@@ -130,6 +143,7 @@ def launch(
     marker: str | None = None,
     secrets: Sequence[str] = (),
     dialect: Dialect = "completions",
+    stop: Event | None = None,
 ) -> Launched:
     """Start a server and return once it is proven ready.
 
@@ -142,14 +156,16 @@ def launch(
         marker: names this launch in the mark its processes carry; by default the run's and the launch's folder name.
         secrets: names of environment variables the server needs whose values may be written nowhere.
         dialect: how the proof of readiness asks for a generation.
+        stop: when set, the start is broken off.
 
     Raises:
+        Interrupted: `stop` was set; what was started is gone by then.
         LaunchFailed: it died, got stuck or answered wrongly; it is stopped and cleaned away by then.
         InputError: the port is taken.
     """
     for attempt in range(1, _TRIES + 1):
         placed = replace(server, port=ports.choose_port(server.host, server.port or None))
-        start = _Start(engine, placed, folder, deadline_s, on_milestone, secrets, dialect)
+        start = _Start(engine, placed, folder, deadline_s, Watchers(on_milestone, stop or Event()), secrets, dialect)
         try:
             return start.run(marker or f"{folder.parent.parent.name}/{folder.name}")
         except LaunchFailed as error:
@@ -315,7 +331,7 @@ class _Start:
         server: Server,
         folder: Path,
         deadline_s: float,
-        on_milestone: OnMilestone,
+        watchers: Watchers,
         secrets: Sequence[str],
         dialect: Dialect,
     ) -> None:
@@ -323,11 +339,12 @@ class _Start:
         self.server = server
         self.folder = folder
         self.deadline_s = deadline_s
-        self.on_milestone = on_milestone
+        self.watchers = watchers
         self.secrets = secrets
         self.dialect = dialect
         self.log = privacy.private_folder(folder) / "server.log"
-        self.tail = logs.LogTail(self.log, self.log.stat().st_size if self.log.exists() else 0)
+        self.log_offset = self.log.stat().st_size if self.log.exists() else 0
+        self.tail = logs.LogTail(self.log, self.log_offset)
         self.lines: list[logs.LogLine] = []
         self.reached: list[Reached] = []
         self.began = time.monotonic()
@@ -365,6 +382,7 @@ class _Start:
             models=found.models,
             probe=found.probe,
             oom_kills=self.oom_kills,
+            log_offset=self.log_offset,
         )
 
     def _watch(self, process: Process) -> _Found:
@@ -376,6 +394,8 @@ class _Start:
             future = pool.submit(asking.until_ready, self.deadline_s)
             for _ in self._looks(future):
                 self._read_log()
+                if self.watchers.stop.is_set():
+                    raise Interrupted(f"stopped while `{self.engine.name}` was starting")
                 if (diagnosis := self._trouble(process)) is not None:
                     raise self._failed(process, diagnosis)
             self._read_log()
@@ -404,7 +424,7 @@ class _Start:
                 if not known and re.search(milestone.regex, line.text):
                     reached = Reached(milestone.name, round(time.monotonic() - self.began, 3), line.text)
                     self.reached.append(reached)
-                    self.on_milestone(reached)
+                    self.watchers.on_milestone(reached)
 
     def _trouble(self, process: Process) -> Diagnosis | None:
         """Whether waiting is over: the server died, or wrote a line after which it never serves."""

@@ -53,11 +53,11 @@ def parse(line: bytes) -> LogLine | None:
     return LogLine(match["at"], match["writer"], match["text"]) if match else None
 
 
-def read(path: Path) -> Iterator[LogLine]:
-    """Every whole line of a log."""
-    yield from LogTail(path).fresh()
+def read(path: Path, offset: int = 0) -> Iterator[LogLine]:
+    """Every whole line of a log, from a byte offset on."""
+    yield from LogTail(path, offset).fresh()
 
 
-def plain(path: Path) -> str:
+def plain(path: Path, offset: int = 0) -> str:
     """The text the server wrote, as an engine looks for evidence in it: no stamps, no notes of the reaper."""
-    return "".join(f"{line.text}\n" for line in read(path) if line.writer != REAPER)
+    return "".join(f"{line.text}\n" for line in read(path, offset) if line.writer != REAPER)

@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from processes import FAKES, carriers, until
 
 from harness.engines.engine import Command, Milestone, Model, Sampling, Server, Signature
 from harness.engines.simulated import Simulated
-from harness.errors import InputError, ServerError
+from harness.errors import InputError, Interrupted, ServerError
 from harness.run import launch, ports, supervise
 from harness.run.launch import Launched, LaunchFailed
 
@@ -136,12 +137,14 @@ def test_a_bad_flag_shows_the_line_that_says_so(bench: Bench) -> None:
     assert str(bench.folder / "server.log") in str(failed)
 
 
-def test_a_server_that_is_never_healthy_is_given_up_at_the_deadline_and_judged_by_its_last_lines(bench: Bench) -> None:
-    assert bench.fails(fault=["never-healthy"], deadline_s=3.0).diagnosis.name == "still loading weights"
+@pytest.mark.parametrize("fault", ["never-healthy", "never-listens"])
+def test_a_server_that_is_never_ready_is_given_up_at_the_deadline(bench: Bench, fault: str) -> None:
+    failed = bench.fails(fault=[fault], deadline_s=4.0)
+    assert (failed.diagnosis.name, failed.diagnosis.exit_code) == ("still loading weights", None)
 
 
-def test_a_server_that_never_listens_and_says_nothing_is_given_up_at_the_deadline(bench: Bench) -> None:
-    assert bench.fails(fault=["never-listens"], deadline_s=2.0).diagnosis.name == "not ready after 2 s"
+def test_a_server_that_says_nothing_is_given_up_at_the_deadline(bench: Bench) -> None:
+    assert bench.fails(Rigged(lambda _: unruly()), deadline_s=2.0).diagnosis.name == "not ready after 2 s"
 
 
 def test_a_slow_start_is_waited_for(bench: Bench) -> None:
@@ -248,3 +251,21 @@ def test_attaching_to_nothing_says_where_nobody_answered(tmp_path: Path) -> None
     server = Server("simulated", "127.0.0.1", ports.choose_port("127.0.0.1", None))
     with pytest.raises(LaunchFailed, match=rf"no answer from http://127.0.0.1:{server.port}/health within 1 s"):
         launch.attach(Simulated(), server, log=tmp_path / "server.log", deadline_s=1.0, dialect="completions")
+
+
+def test_a_start_is_broken_off_when_the_run_is_to_stop(bench: Bench) -> None:
+    stop = threading.Event()
+    server = Server("simulated", "127.0.0.1", 0, Model("", "sim"), {"fault": ["never-healthy"]})
+    with pytest.raises(Interrupted, match="stopped while `simulated` was starting"):
+        launch.launch(
+            Simulated(), server, folder=bench.folder, deadline_s=600.0, on_milestone=lambda _: stop.set(), stop=stop
+        )
+    assert carriers("a-run/01-a@") == []
+
+
+def test_the_log_of_an_earlier_start_in_the_same_folder_is_not_read_as_ours(bench: Bench) -> None:
+    bench.fails(fault=["die-before-ready=CUDA error: an illegal memory access was encountered"])
+    live = bench.up()
+    assert "illegal memory access" in live.log.read_text()
+    assert "illegal memory access" not in live.log_text()
+    assert "simulated: ready on" in live.log_text()
