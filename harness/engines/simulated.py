@@ -72,11 +72,6 @@ class Simulated:
             r"simulated: error: rank \d+ of \d+ (was lost|found no group)",
             "look at that rank's own log: it says why it went",
         ),
-        Signature(
-            "illegal memory access",
-            r"CUDA error: an illegal memory access was encountered",
-            "a kernel bug; here it is the simulated server's `crash-after-tokens` fault",
-        ),
     )
 
     def command(self, server: Server) -> Command:

@@ -415,6 +415,9 @@ class Simulation:
             say(line)
             self._end(1)
             return
+        if (line := self.faults.get("hang-before-ready")) is not None:
+            say(line)
+            return
         await asyncio.sleep(arguments.load_s + (self.faults.get("slow-start") or 0.0))
         try:
             await group.join()

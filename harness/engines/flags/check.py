@@ -70,7 +70,7 @@ def check(table: FlagTable, args: Mapping[str, Value], locate: Locate) -> list[F
 
 def deprecations(table: FlagTable, args: Mapping[str, Value], locate: Locate) -> list[Fault]:
     """Options that still work but that the release says it will drop: worth saying, not a reason to stop."""
-    found = [(name, _option(table, name)) for name, value in args.items() if not _left_out(value)]
+    found = [(name, table.find(name)) for name, value in args.items() if not _left_out(value)]
     return [
         Fault(f"`{name}` is deprecated in {table.engine} {table.version}", locate(name), flag.deprecated)
         for name, flag in found
@@ -134,9 +134,10 @@ def _unknown(table: FlagTable, name: str) -> tuple[str, str | None]:
         return f"`{name}` is not an option of {release}; {table.engine} {', '.join(others)} has it", _near(
             table, name
         ) or _FREE
-    starts = [known for known in table.spellings() if known.startswith(name)]
-    if len(starts) == 1:
-        return f"`{name}` is not an option of {release}", f"abbreviations are not taken: write `{starts[0]}`"
+    if len(begun := table.beginning(name)) > 1:
+        return f"`{name}` is the beginning of {len(begun)} options of {release}", "write one in full: " + ", ".join(
+            f"`{spelling}`" for spelling in begun[:4]
+        )
     return f"`{name}` is not an option of {release}", _near(table, name) or _FREE
 
 

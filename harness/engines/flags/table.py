@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 FORMAT = "harness.flags/1"
 
+_PARSED_BY_ARGPARSE = {"sglang", "vllm"}
+
 Takes = Literal["nothing", "one", "maybe one", "many", "on or off"]
 Kind = Literal["str", "int", "float", "size", "json", "other"]
 
@@ -48,12 +50,23 @@ class FlagTable:
     variables: frozenset[str] = frozenset()
 
     def find(self, name: str) -> Flag | None:
-        """An option by any of its spellings, `no-` forms of on-or-off options included."""
+        """An option by any of its spellings, `no-` forms of on-or-off options included.
+
+        argparse also takes the beginning of a spelling, where it is the beginning of one only: `--tp` is SGLang's
+        `--tp-size`.
+        """
         if (flag := self.flags.get(name)) is not None:
             return flag
         if (flag := self.flags.get(name.removeprefix("no-"))) is not None and flag.takes == "on or off":
             return flag
-        return next((flag for flag in self.flags.values() if name in flag.aliases), None)
+        if (flag := next((flag for flag in self.flags.values() if name in flag.aliases), None)) is not None:
+            return flag
+        begun = self.beginning(name) if self.engine in _PARSED_BY_ARGPARSE else ()
+        return self.find(begun[0]) if len(begun) == 1 else None
+
+    def beginning(self, name: str) -> tuple[str, ...]:
+        """The spellings that begin with some text."""
+        return tuple(spelling for spelling in self.spellings() if spelling.startswith(name)) if name else ()
 
     def spellings(self) -> Iterator[str]:
         """Every name that is legal to write."""

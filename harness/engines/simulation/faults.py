@@ -26,6 +26,9 @@ PROCESS: Mapping[str, Kind] = {
     "never-healthy": Kind("/health says 503 for ever"),
     "slow-start": Kind("seconds more until it is ready", float, 5.0),
     "die-before-ready": Kind("prints the value and exits with 1 while loading", str, "simulated: fatal error"),
+    "hang-before-ready": Kind(
+        "prints the value while loading and never gets ready", str, "simulated: waiting for rank 7"
+    ),
     "die-at-stop": Kind("exits with 1 when asked to stop"),
     "ignore-term": Kind("SIGTERM and SIGINT do nothing"),
     "drain-on-term": Kind("SIGTERM waits for open streams, without limit"),
