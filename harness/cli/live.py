@@ -77,9 +77,9 @@ class LiveView:
         elif self._talk.verbose:
             self._line(f"[{launch}] {level}: {requests} requests")
 
-    def _on_level_progress(self, *, done: int, in_flight: int, failed: int, **_: Any) -> None:
+    def _on_level_progress(self, *, done: int, active: int, failed: int, **_: Any) -> None:
         if self._progress and self._task is not None:
-            note = f"in flight {in_flight}" + (f"  failed {failed}" if failed else "")
+            note = f"in flight {active}" + (f"  failed {failed}" if failed else "")
             self._progress.update(self._task, completed=done, note=note)
 
     def _on_level_done(self, *, launch: str, result: "LevelResult", reused: bool = False, **_: Any) -> None:

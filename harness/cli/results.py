@@ -23,6 +23,13 @@ def register(verbs: Verbs) -> None:
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="one run with several arms, or base and new")
     compare.add_argument("--base", help="the arm that others are compared against (default: the recipe's)")
     compare.add_argument("--margin", type=float, help="a ratio this near 1 is no difference (default: 0.02)")
+    compare.add_argument(
+        "--treatment",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="what may differ, such as `server.args.speculative-*`; repeatable (default: the recipe's)",
+    )
     compare.set_defaults(run=compare_runs)
     publish = common(verbs.add_parser("publish", help="write a run's results into documents and LOGBOOK.md"))
     publish.add_argument("runs", nargs="+", type=Path, metavar="RUN")
@@ -50,9 +57,9 @@ def compare_runs(arguments: argparse.Namespace) -> int:
     from harness.run import answer, store
 
     runs = [store.open_run(path) for path in arguments.runs]
-    found = answer.across(runs, base=arguments.base, margin=arguments.margin)
+    found = answer.across(runs, base=arguments.base, margin=arguments.margin, treatment=arguments.treatment)
     arguments.talk.data(found.model_dump(mode="json"), Group(*answer_view(found)))
-    worse = [row.key for answered in found.answers for row in answered.comparison.rows if row.verdict == "worse"]
+    worse = [row.key for comparison in found.comparisons for row in comparison.rows if row.verdict == "worse"]
     return AnswerIsNo.exit_code if worse else 0
 
 
@@ -131,12 +138,9 @@ def answer_view(found: "Answer") -> "list[RenderableType]":
     from harness.publish.tables import comparison_notes, comparison_table
 
     parts: list[RenderableType] = []
-    for answered in found.answers:
-        parts += [Text(""), comparison_table(answered.comparison)]
-        parts += [Text(line) for line in comparison_notes(answered.comparison)]
-        parts += [Text(f"warning: {reason.message}") for reason in answered.fairness.warnings]
-        if answered.equivalence:
-            parts.append(Text(answered.equivalence.sentence))
+    for comparison in found.comparisons:
+        parts += [Text(""), comparison_table(comparison)]
+        parts += [Text(line) for line in comparison_notes(comparison)]
     return parts
 
 

@@ -6,7 +6,7 @@ Seconds inside become milliseconds here; a value that is not known is `-`, never
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.stats.compare import Comparison, Estimate, Row
+from harness.stats.comparison import Comparison, Estimate, Row
 from harness.stats.level import LevelResult, Summary
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def seeds_row(result: LevelResult) -> str:
     spread = "/".join(f"{_fixed(value, 1):>6}" for value in (e2e.mean, e2e.p50, e2e.p99 or e2e.maximum))
     throughput = result.throughput
     return (
-        f"{_level_label(result):<6} | {result.requests:>3} requests"
+        f"{_level_label(result)} | {result.requests} requests"
         f" | throughput: {_fixed(throughput.output_tok_s_whole, 1):>7} tok/s"
         f" | per-req: {_fixed(throughput.per_request_tok_s, 1):>6} tok/s"
         f" | latency avg/p50/p99: {spread}s | ok: {result.ok}/{result.requests}"
@@ -113,9 +113,11 @@ def comparison_table(comparison: Comparison) -> "Table":
 def comparison_markdown(comparison: Comparison) -> str:
     """A comparison as a Markdown table with its sentence."""
     lines = [
-        f"**{comparison.treatment} against {comparison.base}**{_labels(comparison)}: {comparison.crossover.sentence}",
+        f"**{comparison.treatment} against {comparison.base}**{_labels(comparison)}: {comparison.summary}",
         "",
         *markdown_table(comparison_header(comparison), [comparison_row(row) for row in comparison.rows]),
+        "",
+        *(f"- {line}" for line in comparison_notes(comparison)[1:]),
     ]
     return "\n".join(lines)
 
@@ -135,12 +137,26 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Everything worth saying under a comparison's table: the sentence, then reasons and notes, each once."""
-    lines = [comparison.crossover.sentence, *comparison.notes]
-    for row in comparison.rows:
-        lines += [f"{row.key}: {reason.message}" for reason in row.reasons]
-        lines += [f"{row.key}: {note}" for note in row.notes]
+    """Everything worth saying under a comparison's table, each once: the answer, then why to distrust it, then notes."""
+    lines = [comparison.summary]
+    if comparison.policy:
+        lines.append(comparison.policy.sentence)
+    lines += [f"suspect: {reason.message}" for reason in comparison.suspect]
+    lines += [f"warning: {reason.message}" for reason in comparison.fairness.warnings]
+    lines += [f"{', '.join(keys)}: {text}" for text, keys in _by_text(comparison.rows).items()]
+    lines += comparison.notes
+    if comparison.equivalence:
+        lines.append(comparison.equivalence.sentence)
     return list(dict.fromkeys(lines))
+
+
+def _by_text(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Reasons and notes of rows, each with the levels that it is about."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for text in (*(reason.message for reason in row.reasons), *row.notes):
+            found.setdefault(text, []).append(row.key)
+    return found
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":

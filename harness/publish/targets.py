@@ -61,7 +61,7 @@ def block(run: Run, plan: Plan, answer: Answer | None) -> str:
     """The content of a document's block: the answers, then each arm's levels; every number's run and cells in a comment."""
     parts = [f"<!-- run {run.run_id}; plan {plan.digest[:16]} -->"]
     if answer:
-        parts += [comparison_markdown(answered.comparison) for answered in answer.answers]
+        parts += [comparison_markdown(comparison) for comparison in answer.comparisons]
     for launch in plan.launches:
         results = [result for name, result in run.levels() if name == launch.name]
         if not results:

@@ -10,26 +10,18 @@ from typing import Any
 from harness.errors import InputError
 from harness.files import write_json
 from harness.load.records import RequestRecord
-from harness.recipe.plan import Plan, PlannedArm, treatment
+from harness.recipe import plan as planning
+from harness.recipe.plan import Plan, PlannedArm
 from harness.run.facts import comparable
 from harness.run.store import Run, read_stored
 from harness.stats.arms import Arm, Launch, launch_of
 from harness.stats.compare import Comparison, Settings, compare
-from harness.stats.equivalence import Equivalence, compare_outputs
-from harness.stats.fairness import Fairness, Permission, check, flatten
+from harness.stats.fairness import Permission, flatten
 from harness.stats.level import LevelResult, Stored
 from harness.stats.slices import throughput
 from harness.strict import suggest
 
 FORMAT = "harness.answer/1"
-
-
-class Answered(Stored):
-    """One treatment against its base: the verdicts, whether the comparison was fair, whether the outputs agree."""
-
-    comparison: Comparison
-    fairness: Fairness
-    equivalence: Equivalence | None = None
 
 
 class Answer(Stored):
@@ -38,12 +30,12 @@ class Answer(Stored):
     format: str = FORMAT
     run_id: str
     question: str
-    answers: tuple[Answered, ...]
+    comparisons: tuple[Comparison, ...]
 
     @property
     def sentence(self) -> str:
         """The answer in a line: each treatment's."""
-        return " ".join(answered.comparison.crossover.sentence for answered in self.answers)
+        return " ".join(comparison.summary for comparison in self.comparisons)
 
 
 def answer(run: Run) -> Answer | None:
@@ -54,7 +46,9 @@ def answer(run: Run) -> Answer | None:
     return across([run])
 
 
-def across(runs: Sequence[Run], *, base: str | None = None, margin: float | None = None) -> Answer:
+def across(
+    runs: Sequence[Run], *, base: str | None = None, margin: float | None = None, treatment: Sequence[str] = ()
+) -> Answer:
     """Compare within one run, or the arms of later runs against an arm of the first.
 
     Args:
@@ -62,6 +56,7 @@ def across(runs: Sequence[Run], *, base: str | None = None, margin: float | None
             others; where both have an arm of that name, against it.
         base: the base arm's name; default: the recipe's, else the first arm.
         margin: the equivalence margin; default: the recipe's, else 2 %.
+        treatment: patterns of what may differ; default: what the first run's recipe declares.
 
     Raises:
         InputError: there is nothing to compare, or no such arm.
@@ -73,8 +68,8 @@ def across(runs: Sequence[Run], *, base: str | None = None, margin: float | None
     if name not in found:
         raise InputError(f"run `{first.run_id}` has no arm `{name}`", hint=suggest(name, found))
     how = {"treatment": permitted(plan), "accept": (), "margin": 0.02, **(plan.compare or {})}
-    if margin is not None:
-        how["margin"] = margin
+    # Launches of one run that share a block ran next to each other; those of separate runs did not.
+    how |= {"margin": margin or how["margin"], "treatment": treatment or how["treatment"], "paired": len(runs) == 1}
     if len(runs) == 1:
         others = [arm for arm in found.values() if arm.name != name]
         return _answered(first, plan, found[name], others, how)
@@ -99,16 +94,13 @@ def _answered(run: Run, plan: Plan, base: Arm, others: Sequence[Arm], how: Mappi
             f"run `{run.run_id}` has one arm, `{base.name}`: nothing to compare",
             hint="name a second run, or add an arm",
         )
+    permission = Permission(tuple(how["treatment"]), tuple(how["accept"]))
+    settings = Settings(margin=how["margin"], paired=how["paired"], permission=permission)
     return Answer(
-        run_id=run.run_id, question=plan.question, answers=tuple(compared(base, other, how) for other in others)
+        run_id=run.run_id,
+        question=plan.question,
+        comparisons=tuple(compare(base, other, settings) for other in others),
     )
-
-
-def compared(base: Arm, other: Arm, how: Mapping[str, Any]) -> Answered:
-    """One arm against its base; what is not fair blocks the verdicts, by name."""
-    fairness = check(base, other, Permission(tuple(how["treatment"]), tuple(how["accept"])))
-    comparison = compare(base, other, Settings(margin=how["margin"], blockers=fairness.blockers))
-    return Answered(comparison=comparison, fairness=fairness, equivalence=compare_outputs(base, other))
 
 
 def store(run: Run, found: Answer) -> None:
@@ -153,7 +145,7 @@ def planned_facts(arm: PlannedArm) -> dict[str, Any]:
 def permitted(plan: Plan) -> list[str]:
     """The patterns of what may differ between the arms of a plan."""
     declared = plan.compare["treatment"] if plan.compare else ()
-    return treatment([arm.overrides for arm in plan.arms.values()], declared)
+    return planning.treatment([arm.overrides for arm in plan.arms.values()], declared)
 
 
 def _launch(

@@ -154,7 +154,7 @@ def _unknown(lines: Sequence[LogLine], death: Death) -> Diagnosis:
         return Diagnosis("killed by the kernel: out of memory", evidence, remedy, False, True, code, death.phase)
     if code is not None and code < 0:
         return Diagnosis(_by_signal(code), evidence, _SIGNAL_REMEDY, code == -signal.SIGKILL, False, code, death.phase)
-    how = "is still there" if code is None else f"ended with {code}"
+    how = "a child process crashed" if code is None else f"ended with {code}"
     remedy = "no signature fits: read the last lines, and the whole server.log"
     return Diagnosis(f"unknown ({how})", evidence, remedy, False, False, code, death.phase)
 

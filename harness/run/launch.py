@@ -30,6 +30,7 @@ _ASK_S = 0.2  # between questions to the health endpoint
 _ANSWER_S = 25.0  # SGLang's health endpoint generates, and waits up to 20 s for it
 _GENERATE_S = 300.0  # the first generation may compile kernels
 _LAST_WORDS_S = 2.0  # after a decisive line: what a dying server still has to say
+_CHILDREN_S = 3.0  # between looks at a server's children: a parent may take a moment to notice a death
 _TRIES = 3  # when a port that we chose is lost between proof and use
 _PROBE = Sampling(max_tokens=4, temperature=0.0, ignore_eos=True)
 
@@ -87,6 +88,8 @@ class Launched:
     probe: Mapping[str, Any] = field(default_factory=dict)
     oom_kills: int = 0
     log_offset: int = 0  # where this start begins in a log that an earlier one may have begun
+    _next_look: float = field(default=0.0, repr=False)
+    _crashed: list[str] = field(default_factory=list, repr=False)
 
     def log_text(self) -> str:
         """What the server wrote so far, without stamps; empty for one that is not ours."""
@@ -121,12 +124,23 @@ class Launched:
         raise ServerError(message, details=[*details, *said], hint=f"the whole log: {self.log}" if said else None)
 
     def death(self, phase: diagnose.Phase = "measure") -> Diagnosis | None:
-        """Why the server is dead, None while it lives (or is not ours)."""
-        if self.process is None or (code := self.process.poll()) is None:
+        """Why the server is dead, None while it lives (or is not ours). One whose workers crashed counts as dead."""
+        if self.process is None:
+            return None
+        if (code := self.process.poll()) is None and not self._is_maimed(self.process):
             return None
         time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
         death = Death(code, phase, diagnose.oom_kills() - self.oom_kills)
-        return diagnose.explain(list(logs.read(self.log, self.log_offset)), self.engine.signatures, death)
+        found = diagnose.explain(list(logs.read(self.log, self.log_offset)), self.engine.signatures, death)
+        return replace(found, evidence=(*self._crashed, *found.evidence)) if code is None else found
+
+    def _is_maimed(self, process: Process) -> bool:
+        """Whether children that crashed were still not noticed at the second look; looks now and then only."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _CHILDREN_S
+        before, self._crashed = self._crashed, process.crashed_children()
+        return any(child in before for child in self._crashed)
 
     def stop(self, policy: StopPolicy | None = None) -> StopReport | None:
         """Stop it as its engine likes, and verify; None for a server that is not ours."""

@@ -1,4 +1,4 @@
-"""What a plan needs of this machine, looked for before anything starts: environments, models, and `preflight`'s list."""
+"""What a plan needs of this machine, looked for before anything starts: environments, models, `preflight`'s list."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -46,13 +46,17 @@ _KILL_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One process as /proc shows it; pid and `start` (clock ticks since boot) together name it for good."""
+    """One process as /proc shows it; pid and `start` (clock ticks since boot) together name it for good.
+
+    `status` is a zombie's wait status.
+    """
 
     pid: int
     parent: int
     session: int
     start: int
     state: str
+    status: int = 0
 
     @property
     def alive(self) -> bool:
@@ -67,7 +71,7 @@ def look(pid: int) -> Seen | None:
     except OSError:
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return Seen(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0].decode())
+    return Seen(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0].decode(), int(fields[49]))
 
 
 def scan() -> dict[int, Seen]:

@@ -193,10 +193,3 @@ def _refuse_other_hardware(here: Mapping[str, object], sources: Sequence[Run]) -
                 details=[f"there: {other}", f"here:  {mine}"],
                 hint="run without --resume",
             )
-
-
-def earlier_runs(folder: Path, recipe: str, only: Run | None = None) -> list[Run]:
-    """The runs whose cells may be reused for a recipe: one, or all in the folder, newest first."""
-    from harness.run.store import find
-
-    return [only] if only else find(folder, recipe)

@@ -150,6 +150,21 @@ class Process:
         """The pids of `descendants`."""
         return self._family()
 
+    def crashed_children(self) -> list[str]:
+        """Children of the living server that a signal ended and that nobody waited for.
+
+        A server may go on answering its health endpoint with its workers dead (sglang#21486: NCCL aborts a scheduler).
+        """
+        table = reaper.scan()
+        dead = [table[pid] for pid in reaper.below(self._guard.pid, table) if not table[pid].alive]
+        crashed = [seen for seen in dead if seen.pid != self.pid and os.WIFSIGNALED(seen.status)]
+        orphans = {seen.pid for seen in crashed if seen.parent == self._guard.pid}
+        return [
+            f"pid {seen.pid} ended by {signal.Signals(os.WTERMSIG(seen.status)).name}, unnoticed by pid {seen.parent}"
+            for seen in crashed
+            if seen.pid not in orphans
+        ]
+
     def stop(
         self, policy: StopPolicy | None = None, *, term_grace_s: float = _TERM_GRACE_S, verify_s: float = _VERIFY_S
     ) -> StopReport:

@@ -2,23 +2,27 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.engines.engine import Engine, Evidence, Model, Observed, Sampling
+from harness.engines.engine import Engine, Model, Observed, Sampling
 from harness.files import append_line
-from harness.load.client import LevelTrace, Load, Prepared, Target, run_level
+from harness.load.client import Load, Target, run_level
 from harness.load.observe import Observer
 from harness.load.prompts import PromptSet
-from harness.load.records import RequestRecord
+from harness.load.records import LevelTrace, RequestRecord
+from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
+from harness.run import gpu, logs
 from harness.run.launch import Launched
 from harness.run.store import Run
 from harness.stats import metrics, slices, validity
-from harness.stats.level import LevelResult
+from harness.stats.level import LevelResult, Reason, Verdict
 
 Tell = Callable[..., None]
+_LOOK_S = 0.1  # between looks at the user's wish and the server's life
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Bench:
     engine: Engine
     model: Model
     server: Launched
+    answers: Mapping[str, Any]  # what the server said of itself when it was ready
     prompts: PromptSet
     tell: Tell
     stop: threading.Event  # the user said stop
@@ -79,11 +84,11 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             list(prepare(bench, cell.first_prompt, cell.prompts)),
             on_record=lambda record: append_line(path, json.dumps(record.to_json(), separators=(",", ":"))),
             stop=ended,
-            progress=lambda **facts: bench.tell("level-progress", launch=bench.launch.name, level=level.name, **facts),
+            progress=lambda **counts: bench.tell("level-progress", launch=bench.launch.name, level=level.name, **counts),
         )
     if bench.stop.is_set():
         return None
-    result = _judge(bench, cell, trace, observer.deltas())
+    result = _judge(bench, cell, trace, observer)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
     return result
@@ -93,8 +98,9 @@ def prepare(bench: Bench, first: int, count: int) -> Iterator[Prepared]:
     """Encoded requests for a slice of the prompt set, before the clock starts."""
     workload = bench.arm.workload
     sampling = sampling_of(workload)
-    for item in bench.prompts.slice(first, count):
-        path, body = bench.engine.request(workload["dialect"], item.prompt, sampling, bench.model.name)
+    for position, item in enumerate(bench.prompts.slice(first, count), start=first):
+        prompt = _asked(item.prompt, workload["dialect"], position // len(bench.prompts))
+        path, body = bench.engine.request(workload["dialect"], prompt, sampling, bench.model.name)
         yield Prepared(
             prompt_id=item.prompt_id,
             path=path,
@@ -104,6 +110,94 @@ def prepare(bench: Bench, first: int, count: int) -> Iterator[Prepared]:
         )
 
 
+def _asked(prompt: Any, dialect: str, round_: int) -> Any:
+    """A prompt in its dialect's form; one used again gets a numbered first line, so that no prefix is cached."""
+    head = f"(round {round_ + 1})\n" if round_ else ""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": head + prompt}] if dialect == "chat" else head + prompt
+    if not head:
+        return prompt
+    first, *rest = prompt
+    return [{**first, "content": head + str(first.get("content", ""))}, *rest]
+
+
 def sampling_of(workload: Mapping[str, Any]) -> Sampling:
     """The sampling parameters of a planned workload."""
     return Sampling(**{name: workload[name] for name in ("max_tokens", "temperature", "seed", "top_p", "ignore_eos")})
+
+
+@contextmanager
+def _watching(bench: Bench, ended: threading.Event) -> Iterator[None]:
+    """Set `ended` as soon as the user says stop or the server dies, so that no level outlives its server."""
+    over = threading.Event()
+
+    def watch() -> None:
+        process = bench.server.process
+        while not over.wait(_LOOK_S):
+            if bench.stop.is_set() or (process is not None and process.poll() is not None):
+                ended.set()
+                return
+
+    thread = threading.Thread(target=watch, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _load(level: PlannedLevel) -> Load:
+    return Load(
+        mode=level.mode,
+        concurrency=level.concurrency,
+        requests=level.requests,
+        duration_s=level.duration_s,
+        rate=level.rate,
+        burstiness=level.burstiness if level.mode == "open" else 1.0,
+        warmup_requests=level.warmup_requests,
+        drain_warmup=level.drain,
+        request_timeout_s=level.request_timeout_s,
+    )
+
+
+def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observer) -> LevelResult:
+    """Metrics, then the verdict over them and everything seen around the level."""
+    who = metrics.Identity(cell.cell_id, bench.arm.name, bench.launch.name, bench.launch.block, bench.engine.simulated)
+    result = metrics.summarise(trace, who, cell.level.model_dump(), server=observer.named())
+    death = bench.server.death()
+    observed = Observed(bench.answers, _log_text(bench.server), observer.deltas())
+    context = validity.Context(
+        cold=bool(bench.arm.workload["cold"]),
+        fixed_tokens=bench.arm.workload["max_tokens"] if bench.arm.workload["ignore_eos"] else None,
+        server_died=death.name if death else None,
+        server_restarted=observer.restarted(),
+        throttled=[gpu.throttle_names(mask) for mask in observer.throttles()],
+        evidence=[bench.engine.evidence(feature, observed) for feature in bench.arm.expect],
+        slices=slices.throughput(result, trace.records),
+        records=trace.records,
+    )
+    judged = validity.judged(result, context)
+    return _with_reasons(judged, metrics.client_reasons(judged))
+
+
+def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult:
+    """A judged level with more to distrust it for; what is valid becomes suspect."""
+    if not reasons:
+        return result
+    known = result.verdict.reasons
+    state = "suspect" if result.verdict.state == "valid" else result.verdict.state
+    return result.model_copy(update={"verdict": Verdict(state=state, reasons=(*known, *reasons))})
+
+
+def _log_text(server: Launched) -> str:
+    return "\n".join(line.text for line in logs.read(server.log)) if server.process else ""
+
+
+def _slowest(bench: Bench) -> float:
+    """How long a warm-up request may take: as long as the most patient level's."""
+    return max(cell.level.request_timeout_s for cell in bench.launch.cells)
+
+
+def _failure(record: RequestRecord) -> str:
+    return f"{record.prompt_id}: {record.reason or 'failed'}" + (f": {record.detail}" if record.detail else "")

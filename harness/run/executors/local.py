@@ -141,9 +141,9 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
     engine = engine_of(arm.engine)
     found = environment(job.plan, arm)
     served = model(arm, found, job.site) or Model("", engine.name)
-    with _live(job, planned, engine, server_of(arm, found, served if arm.model else None), found) as live:
+    with _live(job, planned, engine, server_of(arm, found, served if arm.model else None), found) as (live, answers):
         loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
-        bench = Bench(job.run, planned, arm, engine, served, live, loaded, job.tell, job.stop)
+        bench = Bench(job.run, planned, arm, engine, served, live, answers, loaded, job.tell, job.stop)
         sweep.warm_up(bench)
         for index, cell in enumerate(cells):
             if job.stop.is_set():
@@ -160,7 +160,9 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
 
 
 @contextmanager
-def _live(job: Job, planned: PlannedLaunch, engine: Engine, server: Server, found: Environment) -> Iterator[Launched]:
+def _live(
+    job: Job, planned: PlannedLaunch, engine: Engine, server: Server, found: Environment
+) -> Iterator[tuple[Launched, dict[str, Any]]]:
     """A ready server, recorded; on leaving it is stopped, and the stop is verified and recorded."""
     arm, folder = job.plan.arms[planned.arm], job.run.launch_folder(planned.name)
     job.tell("launch", launch=planned.name, text=f"starting {engine.name}{' (simulated)' if engine.simulated else ''}")
@@ -187,15 +189,15 @@ def _live(job: Job, planned: PlannedLaunch, engine: Engine, server: Server, foun
     job.run.write_launch(planned.name, record)
     job.tell("launch", launch=planned.name, text=f"ready after {live.ready_s:.1f} s on port {live.port}")
     try:
-        yield live
+        yield live, answers
     finally:
         report = live.stop()
         if report is not None:
             job.run.write_launch(planned.name, {**record, "stop": report.to_json()})
             gone = "nothing left" if report.ok else "; ".join(report.problems())
             job.tell("launch", launch=planned.name, text=f"stopped in {report.seconds:.1f} s, {gone}")
-            if (error := report.error()) is not None:
-                raise error
+            if (left := report.error()) is not None:
+                raise left
 
 
 def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server, folder: Path) -> Launched:
