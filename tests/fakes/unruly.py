@@ -1,7 +1,7 @@
 """A program that behaves badly on request, to see whether supervision copes. Standard library only.
 
     unruly.py [--child] [--setsid-child] [--ignore-term] [--wipe-environment] [--listen PORT] [--say TEXT] [--lock PATH]
-              [--exit CODE] [--crash SIGNAL] [--after SECONDS] [--forks N] [--lives SECONDS]
+              [--exit CODE] [--crash SIGNAL] [--crash-child SIGNAL] [--after SECONDS] [--forks N] [--lives SECONDS]
 
 Prints `ready` when everything asked for is in place, `child PID` for every child, and the name of each signal it gets.
 """
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--exit", type=int)
     parser.add_argument("--crash")
+    parser.add_argument("--crash-child")
     parser.add_argument("--after", type=float, default=0.0)
     parser.add_argument("--forks", type=int, default=0)
     parser.add_argument("--lives", type=float, default=120.0)
@@ -73,6 +74,8 @@ def main() -> None:
     if arguments.lock:
         arguments.lock.parent.mkdir(parents=True, exist_ok=True)
         os.open(arguments.lock, os.O_CREAT | os.O_EXCL)  # kept open, as FileBaton does
+    if arguments.crash_child and os.fork() == 0:
+        os.kill(os.getpid(), signal.Signals[arguments.crash_child])
     if arguments.say:
         say(arguments.say)
     say("ready")

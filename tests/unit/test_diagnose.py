@@ -181,7 +181,7 @@ def test_an_unknown_death_shows_the_last_lines_of_the_process_that_raised_the_al
         (-11, 0, "unknown (ended by SIGSEGV)", False),
         (-11, 1, "unknown (ended by SIGSEGV)", False),
         (7, 0, "unknown (ended with 7)", False),
-        (None, 0, "unknown (is still there)", False),
+        (None, 0, "unknown (a child process crashed)", False),
     ],
 )
 def test_a_silent_death_is_told_by_how_it_ended(code: int | None, kills: int, name: str, known: bool) -> None:

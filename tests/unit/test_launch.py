@@ -220,6 +220,19 @@ def test_a_server_that_dies_later_is_diagnosed(bench: Bench) -> None:
         live.refuse("no answer")
 
 
+def test_a_server_whose_worker_crashed_counts_as_dead_though_it_is_healthy(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_CHILDREN_S", 0.0)
+    live = bench.up()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live.process, "crashed_children", lambda: ["pid 7 ended by SIGABRT, unnoticed by pid 6"])
+        assert live.death() is None  # a parent may just be about to notice
+        death = live.death()
+    assert (death.name, death.exit_code) == ("unknown (a child process crashed)", None)
+    assert death.evidence[0] == "pid 7 ended by SIGABRT, unnoticed by pid 6"
+
+
 def test_a_proxy_of_the_environment_is_not_asked_about_loopback(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:  # takes connections and never answers
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):

@@ -160,6 +160,20 @@ def test_a_crash_is_seen_as_its_signal(start: Start) -> None:
     assert start("--crash", "SIGSEGV").wait(PATIENCE_S) == -signal.SIGSEGV
 
 
+def test_a_worker_that_crashed_unnoticed_is_seen(start: Start, log: Path) -> None:
+    process = start("--crash-child", "SIGABRT")
+    until(process.crashed_children, "the child to crash")
+    [seen] = process.crashed_children()
+    assert re.fullmatch(rf"pid \d+ ended by SIGABRT, unnoticed by pid {process.pid}", seen)
+    assert process.poll() is None
+
+
+def test_a_helper_that_ended_well_is_no_crash(start: Start, log: Path) -> None:
+    process = start("--child", "--lives", 0.2, "--after", 60)
+    until(lambda: any(not seen.alive for seen in reaper.scan().values() if seen.parent == process.pid), "the helper")
+    assert process.crashed_children() == []
+
+
 def test_what_cannot_be_executed_is_an_error_that_names_it(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ServerError) as caught:
         supervise.start(Command(("/no/such/server", "--api-key", "k")), log=log, marker="run/01-a", cwd=tmp_path)
