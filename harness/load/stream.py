@@ -6,6 +6,7 @@ says it: `token_ids` of choices (vLLM's `return_token_ids`), usage in every even
 `timings.predicted_n` (llama.cpp's `timings_per_token`), `meta_info.completion_tokens` (SGLang's `/generate`).
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Listener:
     def __init__(self) -> None:
         self.said = Said()
         self._texts: list[str] = []
-        self._whole = ""  # SGLang's /generate repeats the text so far unless told otherwise
+        self._native: list[str] = []  # SGLang's /generate repeats the text so far unless told otherwise
         # For each arrival: tokens by `token_ids`, then cumulative counts by usage, timings and meta_info.
         self._counts: list[tuple[int | None, int | None, int | None, int | None]] = []
         self._usage: int | None = None
@@ -152,7 +153,7 @@ class Listener:
             return
         meta = value.get("meta_info")
         if isinstance(meta, dict):
-            self._native(value, meta, offset)
+            self._generated(value, meta, offset)
             return
         self._choices(value, offset)
 
@@ -191,7 +192,7 @@ class Listener:
             text += (function.get("name") or "") + (function.get("arguments") or "")
         return text
 
-    def _native(self, value: dict[str, Any], meta: dict[str, Any], offset: int) -> None:
+    def _generated(self, value: dict[str, Any], meta: dict[str, Any], offset: int) -> None:
         """SGLang's `/generate`: text so far (or only what is new) and `meta_info` with running counts."""
         said = self.said
         count = _count(meta.get("completion_tokens"))
@@ -203,17 +204,12 @@ class Listener:
             if isinstance(reason, dict) and reason.get("type") == "abort":
                 said.error = said.error or f"aborted: {reason.get('message')}"
         text = value.get("text") or ""
-        if self._whole and text.startswith(self._whole):
-            piece = text[len(self._whole) :]
-            self._whole = text
-        else:
-            piece, self._whole = text, text if not self._texts else ""
-        if piece:
-            self._texts.append(piece)
+        new = bool(text) and (not self._native or text != self._native[-1])
+        self._native.append(text)
         grown = count is not None and count > (self._meta or 0)
         self._meta = _first(count, self._meta)
-        if grown or (piece and count is None):
-            self._arrive(offset, (None, None, None, count), text=bool(piece))
+        if grown or (new and count is None):
+            self._arrive(offset, (None, None, None, count), text=new)
 
     def _take_usage(self, usage: dict[str, Any]) -> int | None:
         said = self.said
@@ -249,7 +245,7 @@ class Listener:
     def end(self) -> Said:
         """What it all meant."""
         said = self.said
-        said.text = "".join(self._texts)
+        said.text = "".join(self._texts) + _joined(self._native)
         total = _first(self._usage, self._meta, self._timings)
         said.output_tokens, said.counter = total, "usage" if total is not None else None
         tokens = self._tokens(total)
@@ -288,6 +284,12 @@ def whole_json(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise StreamError(f"an event is not JSON ({error}): `{data[:80].decode('utf-8', 'replace')}`") from error
+
+
+def _joined(texts: list[str]) -> str:
+    """The whole text of pieces that are either new each time or repeat everything before them."""
+    repeats = all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    return texts[-1] if texts and repeats else "".join(texts)
 
 
 def _count(value: Any) -> int | None:
