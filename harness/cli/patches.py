@@ -106,7 +106,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     patches = patch_file.load_named(wanted.folder / "patches", wanted.patches)
     sources = dict(map(_of_wheel, arguments.against))
     lock = None if arguments.against else _lock(arguments.spec)
-    for package in {patch.package for patch in patches} - set(sources):
+    for package in sorted({patch.package for patch in patches} - set(sources)):
         sources[package] = _locked(package, lock, wanted, arguments.talk)
     found = _judged(patches, sources)
     drift = _drift(patches, lock)
@@ -246,6 +246,7 @@ def run_new(arguments: argparse.Namespace) -> int:
         targets=(),
         absorbed_when=tuple(Marker(*_pair(text)) for text in arguments.absorbed_when),
         remove_when=arguments.remove_when,
+        # Whether the kind is one there is, `_write` sees with everything else.
         probes=tuple(Probe(kind, text) for kind, text in map(_pair, arguments.probe)),  # type: ignore[arg-type]
     )
     texts = _edited(arguments.edited, _below(arguments.on_top_of, source.read))

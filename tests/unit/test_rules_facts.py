@@ -313,6 +313,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "allreduce-fusion-stops-start-on-sm120",
         "error",
+        {"packages": sglang("0.5.23"), "args": FUSION},
+        {"args": {**FUSION, "enforce-disable-flashinfer-allreduce-fusion": True}},
+    ),
+    (
+        "allreduce-fusion-stops-start-on-sm120",
+        "error",
         {"packages": sglang("0.5.14"), "args": FUSION},
         {"packages": sglang("0.5.12.post1")},
     ),
