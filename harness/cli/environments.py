@@ -160,7 +160,7 @@ def fetch(arguments: argparse.Namespace) -> int:
     if arguments.python and arguments.python not in locked.pythons:
         known = " ".join(locked.pythons)
         raise InputError(f"`--python {arguments.python}`: `{wanted.env}` is locked for {known}")
-    with _progress(arguments.talk) as progress:
+    with showing_progress(arguments.talk) as progress:
         paths = fetching.fetch(locked, wanted, wheelhouse, [arguments.python] if arguments.python else [], progress)
     size = sum(path.stat().st_size for path in paths)
     answer = {"wheelhouse": str(wheelhouse), "files": len(paths), "bytes": size, "env_id": locked.env_id}
@@ -174,7 +174,7 @@ def build(arguments: argparse.Namespace) -> int:
 
     wanted, locked = _spec_and_lock(arguments.spec)
     there = building.find(locked)
-    with _progress(arguments.talk) as progress:
+    with showing_progress(arguments.talk) as progress:
         built = building.build(
             locked,
             wanted,
@@ -215,7 +215,7 @@ def _near(path: Path) -> str:
 
 
 @contextmanager
-def _progress(talk: Talk) -> "Iterator[Progress]":
+def showing_progress(talk: Talk) -> "Iterator[Progress]":
     """A progress bar on a terminal, lines elsewhere."""
     console = talk.console(stderr=True)
     if talk.quiet or not console.is_terminal:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from harness import strict
-from harness.env.audit import fatbin
+from harness.env.audit import fatbin, libraries, variants
 from harness.env.audit.report import ArchRow, Coverage, Finding, State
 from harness.env.audit.survey import Binary, Contents, Survey
 
@@ -61,8 +61,10 @@ def findings(survey: Survey, architectures: Sequence[str]) -> list[Finding]:
         message = "the spec names no GPU architecture"
         return [Finding(check="arch", state="ok", subject="every library", message=message)]
     found: list[Finding] = []
+    major = libraries.cuda_major(survey)
     for item in survey.contents:
-        with_code = [binary for binary in item.binaries if binary.units]
+        aside = variants.unused(item, "cuda", str(major) if major else None)
+        with_code = [binary for binary in item.binaries if binary.units and binary.path not in aside]
         if with_code:
             found += [finding for name in architectures for finding in _judged(item, with_code, name)]
     return found or [Finding(check="arch", state="ok", subject="every library", message="no device code was found")]

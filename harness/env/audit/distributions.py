@@ -24,6 +24,7 @@ from harness.errors import Fault, InputError
 Hashes = Mapping[str, str | None]  # path below site-packages -> hex sha256 by RECORD, None where it gives none
 
 # `NAME.data/purelib/x` is installed as `x`; the other schemes keep a marker, so that they only meet each other.
+_RECORD = re.compile(r"^[^/]+\.dist-info/RECORD$")
 _DATA = re.compile(r"^[^/]+\.data/(?P<scheme>[^/]+)/(?P<rest>.+)$")
 
 
@@ -79,7 +80,7 @@ class Wheel:
     def record(self) -> Hashes:
         """What its RECORD lists."""
         with self.opened() as wheel:
-            name = next((path for path in wheel.members if path.endswith(".dist-info/RECORD")), None)
+            name = next((path for path in wheel.members if _RECORD.match(path)), None)
             if name is None:
                 raise InputError(f"`{self.path}` has no RECORD", hint="it is not a complete wheel: fetch it again")
             return _record(wheel.stream(name).read())

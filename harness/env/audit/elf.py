@@ -56,23 +56,28 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A first pass over a stream: its digest, its first bytes, and its last ones with where they begin."""
+    """A first pass over a stream: its digest, its first bytes, its last ones, and where a mark was seen."""
 
     sha256: str
     size: int
     head: bytes
     tail: bytes
+    marks: tuple[int, ...] = ()
 
 
-def drain(stream: BinaryIO) -> Ends:
-    """Read a stream to its end, keeping the first 64 bytes and at least the last MiB."""
+def drain(stream: BinaryIO, mark: bytes = b"") -> Ends:
+    """Read a stream to its end, keeping the first 64 bytes, at least the last MiB, and every offset of `mark`."""
     digest, size, head, before, last = hashlib.sha256(), 0, b"", b"", b""
+    marks: list[int] = []
     while block := stream.read(_BLOCK):
         digest.update(block)
         head = head or block[:64]
+        if mark:
+            window = last[1 - len(mark) :] + block  # one that straddles two blocks counts too
+            marks += [size + len(block) - len(window) + at.start() for at in re.finditer(re.escape(mark), window)]
         size += len(block)
         before, last = last, block
-    return Ends(digest.hexdigest(), size, head, before + last)
+    return Ends(digest.hexdigest(), size, head, before + last, tuple(marks))
 
 
 def read(stream: BinaryIO, ends: Ends) -> Library:

@@ -18,8 +18,12 @@ from typing import BinaryIO, Literal
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")  # the second one is where `-rdc=true` puts it
 
 _MAGIC = 0xBA55ED50
+# How a container begins; some libraries (cuFFT) keep theirs as plain data, outside the sections above.
+MARK = struct.pack("<IHH", _MAGIC, 1, 16)
 _CONTAINER, _ENTRY = 16, 48  # bytes of each header that are read
 _SPECIFIC, _FAMILY = 1 << 20, 1 << 21
+_COMPRESSED = 1 << 13 | 1 << 15
+_STUB = 8 << 10  # bytes; machine code without kernels is smaller
 # Bits of files whose targets are known: 64-bit (0), debug (1), Linux (4), LZ4 (13), zstd (15), sm_100 and later (24).
 _KNOWN_FLAGS = 1 << 0 | 1 << 1 | 1 << 4 | 1 << 13 | 1 << 15 | _SPECIFIC | _FAMILY | 1 << 24
 # Which devices run family-specific code (suffix f), after the CUDA C++ programming guide, "Family-specific features".
@@ -51,7 +55,7 @@ Unit = frozenset[Target]  # the targets of one container, that is of one transla
 
 
 def units(stream: BinaryIO, offset: int, size: int) -> Iterator[Unit]:
-    """The containers of one section, read forwards; what cannot be decoded ends as one unit of `UNKNOWN`."""
+    """The containers of one section that hold kernels, read forwards; what cannot be decoded ends as one `UNKNOWN`."""
     position, end = offset, offset + size
     while position + 8 <= end:
         stream.seek(position)
@@ -67,7 +71,8 @@ def units(stream: BinaryIO, offset: int, size: int) -> Iterator[Unit]:
         if magic != _MAGIC or version != 1 or header_size < _CONTAINER or start + body > end:
             yield frozenset({UNKNOWN})
             return
-        yield frozenset(_targets(stream, start, start + body))
+        if unit := frozenset(_targets(stream, start, start + body)):
+            yield unit
         position = start + body + -(header_size + body) % 8
 
 
@@ -83,8 +88,15 @@ def _targets(stream: BinaryIO, position: int, end: int) -> Iterator[Target]:
             yield UNKNOWN
             return
         (number,), (flags,) = struct.unpack_from("<I", header, 28), struct.unpack_from("<Q", header, 40)
-        yield _target(kind, number, flags)
+        if kind != 2 or flags & _COMPRESSED or payload > _STUB or _has_kernels(stream, position + header_size, payload):
+            yield _target(kind, number, flags)
         position += header_size + payload
+
+
+def _has_kernels(stream: BinaryIO, position: int, size: int) -> bool:
+    """Whether machine code holds any kernel: each has a section `.text.NAME`. Linkers leave stubs that have none."""
+    stream.seek(position)
+    return b".text." in stream.read(size)
 
 
 def _target(kind: int, number: int, flags: int) -> Target:

@@ -39,10 +39,11 @@ _SONAME = re.compile(r"^(?P<stem>lib[^.]+)\.so\.(?P<number>\d+)")
 _DRIVER = re.compile(r"^lib(cuda|nvidia-ml|nvcuvid|nvidia-encode|nvoptix)\.so\.1$")
 # Every Linux with a C and C++ runtime: the libraries that manylinux wheels may take for granted (PEP 600).
 _RUNTIME = re.compile(
-    r"^(ld-linux.*|lib(c|m|dl|rt|pthread|util|nsl|resolv|crypt|z|gcc_s|stdc\+\+|atomic|anl|expat|"
+    r"^(ld-linux.*|lib(c|m|mvec|dl|rt|pthread|util|nsl|resolv|crypt|z|gcc_s|stdc\+\+|atomic|anl|expat|"
     r"GL|X11|Xext|Xrender|ICE|SM|gobject-2\.0|gthread-2\.0|glib-2\.0))\.so(\.\d+)*$"
 )
 _SHOWN = 5  # names in one line
+_TORCH = ("libtorch", "libc10")  # the check `abi` looks after these
 _PYTHON = re.compile(r"^libpython3(\.\d+)?\.so")
 
 
@@ -98,7 +99,7 @@ def _judged(item: Contents, provided: _Provided, major: int | None) -> Iterator[
     if foreign:
         yield _foreign_finding(item, {soname: needed[soname] for soname in foreign}, major, provided)
     yield from _missing_findings(item, {soname: needed[soname] for soname in cuda}, provided)
-    if system := [soname for soname in missing if not _brought_by(soname)]:
+    if system := [soname for soname in missing if not _brought_by(soname) and not soname.startswith(_TORCH)]:
         yield _finding(
             "note",
             item.label,
@@ -108,7 +109,7 @@ def _judged(item: Contents, provided: _Provided, major: int | None) -> Iterator[
         )
     links = [soname for soname in needed if _brought_by(soname)]
     if links and not foreign and not cuda:
-        yield _finding("ok", item.label, f"finds all {len(links)} CUDA libraries it needs (CUDA {major})")
+        yield _finding("ok", item.label, f"finds every CUDA library it needs: {_few(links)}")
 
 
 def _foreign_finding(
@@ -151,7 +152,7 @@ def _missing_findings(item: Contents, missing: Mapping[str, list[str]], provided
             "fail" if provided.complete else "cannot tell",
             item.label,
             f"needs {', '.join(groups['nobody'])}, which nothing here brings",
-            f"add what brings them ({', '.join(wanted)}), or take another build of `{item.name}`",
+            f"add {_few(wanted)}, or take another build of `{item.name}`",
             tuple(f"{soname}: {_few(missing[soname])}" for soname in groups["nobody"][:_SHOWN]),
         )
 

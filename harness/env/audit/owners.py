@@ -17,6 +17,10 @@ _RENAMED = (("sgl-kernel", "sglang-kernel", "both install the package `sgl_kerne
 _CUDA_SUFFIX = re.compile(r"^(?P<stem>nvidia-.+)-cu(?P<major>\d\d)$")
 # Split by CUDA major on purpose, with disjoint files; what they own is judged by path like everything else.
 _SPLIT = ("nvidia-cutlass-dsl-libs",)
+# What builds leave at the top of wheels by mistake. Nothing imports it, so it does no harm whose it is.
+_LEFT_OVER = re.compile(
+    r"^(build_backend|setup|conftest|noxfile|tasks)\.py$|^(tests?|docs?|examples?|benchmarks?|scripts)/|^[A-Z]+(\.\w+)?$"
+)
 
 
 def one_owner(survey: Survey) -> list[Finding]:
@@ -91,12 +95,15 @@ def _shared(contents: Sequence[Contents]) -> Iterator[Finding]:
         if len({item.paths[path] for item in holders}) > 1:
             clashes[tuple(sorted(item.label for item in holders))].append(path)
     for labels, paths in sorted(clashes.items()):
+        harmless = all(map(_LEFT_OVER.match, paths))
         yield Finding(
             check="one-owner",
-            state="fail",
+            state="note" if harmless else "fail",
             subject=" and ".join(labels),
             message=f"both own {len(paths)} files with different contents; what is installed depends on the order",
-            remedy="keep one of them, or a pair of versions that does not overlap",
+            remedy="left over from a build, and not imported"
+            if harmless
+            else "keep one, or versions that do not overlap",
             details=_few(paths),
         )
 

@@ -48,6 +48,18 @@ def from_wheels(paths: Sequence[Path]) -> Source:
     return Source(" ".join(path.name for path in paths), tuple(map(Wheel.at, paths)), complete=False)
 
 
+def needed(lock: Lock, python: str) -> tuple[LockedPackage, ...]:
+    """The packages whose wheels an audit must open: those made for one platform. NVIDIA's own libraries are left out:
+    what they bring is judged by their names and versions, and they are most of the bytes."""
+    return tuple(
+        package
+        for package, artefact in lock.selected(python)
+        if artefact.file.endswith(".whl")
+        and not artefact.file.endswith("-any.whl")
+        and not package.name.startswith("nvidia-")
+    )
+
+
 def toolkit(lock: Lock) -> str | None:
     """The CUDA toolkit of the base image."""
     return lock.wanted.cuda.toolkit if lock.wanted.cuda else None

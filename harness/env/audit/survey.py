@@ -5,9 +5,11 @@ the size of one library's symbol table, whatever the size of the wheel.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import BinaryIO
 
 from harness.env.audit import elf, fatbin
 from harness.env.audit.distributions import Absent, Distribution, Files, Source
@@ -88,7 +90,7 @@ def _contents(distribution: Distribution, patched: Mapping[str, str]) -> Content
         present = files.paths()
         for path in present:
             with files.stream(path) as stream:
-                ends = elf.drain(stream)
+                ends = elf.drain(stream, fatbin.MARK)
             if (expected := patched.get(path) or record.get(path)) and expected != ends.sha256:
                 altered.append(path)
             if ends.head.startswith(elf.MAGIC) and (".so" in path.rpartition("/")[2]):
@@ -107,7 +109,7 @@ def _contents(distribution: Distribution, patched: Mapping[str, str]) -> Content
 
 def _unrecorded(path: str) -> bool:
     """Signatures are the files that RECORD must not list (binary distribution format, "The .dist-info directory")."""
-    return path.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s"))
+    return path.count("/") == 1 and path.endswith((".dist-info/RECORD.jws", ".dist-info/RECORD.p7s"))
 
 
 def _binary(files: Files, path: str, ends: elf.Ends) -> Binary:
@@ -116,8 +118,18 @@ def _binary(files: Files, path: str, ends: elf.Ends) -> Binary:
             library = elf.read(stream, ends)
         except elf.Unreadable as error:
             return Binary(path, problem=str(error))
-        counts: Counter[fatbin.Unit] = Counter()
-        for section in sorted(library.sections, key=lambda item: item.offset):
-            if section.name in fatbin.SECTIONS:
-                counts.update(fatbin.units(stream, section.offset, section.size))
-    return Binary(path, library, dict(counts))
+        return Binary(path, library, dict(Counter(_units(stream, library, ends))))
+
+
+def _units(stream: BinaryIO, library: elf.Library, ends: elf.Ends) -> Iterator[fatbin.Unit]:
+    """The device code of a library, in its sections and elsewhere, in the order of the file."""
+    sections = [section for section in library.sections if section.name in fatbin.SECTIONS]
+    elsewhere = [
+        mark for mark in ends.marks if not any(part.offset <= mark < part.offset + part.size for part in sections)
+    ]
+    places = [(section.offset, section.size) for section in sections] + [(mark, 0) for mark in elsewhere]
+    for offset, size in sorted(places):
+        if size:
+            yield from fatbin.units(stream, offset, size)
+        else:
+            yield from islice(fatbin.units(stream, offset, ends.size - offset), 1)

@@ -1,6 +1,6 @@
 """Libraries a distribution ships several times, for different releases of PyTorch or majors of CUDA, and loads one of.
 
-The loaders go by file name (`..._cu13.abi3.so`, `..._torch29-cuda.so`), and so does this.
+The loaders go by file name (`..._cu13.abi3.so`, `lib/cu13/...`, `..._torch29-cuda.so`), and so does this.
 """
 
 import re
@@ -9,7 +9,10 @@ from typing import Literal
 
 from harness.env.audit.survey import Contents
 
-_TAGS = {"cuda": re.compile(r"[_-]?cu(\d\d)\d?(?=[_.-])"), "torch": re.compile(r"[_-]?torch(\d{2,3})(?=[_.-])")}
+_TAGS = {
+    "cuda": re.compile(r"(?<=[/_-])cu(\d\d)\d?(?=[/_.-])"),
+    "torch": re.compile(r"(?<=[/_-])torch(\d{2,3})(?=[/_.-])"),
+}
 
 
 def unused(item: Contents, kind: Literal["cuda", "torch"], ours: str | None) -> frozenset[str]:
@@ -28,10 +31,15 @@ def unused(item: Contents, kind: Literal["cuda", "torch"], ours: str | None) -> 
     families: dict[str, dict[str, str | None]] = defaultdict(dict)
     for binary in item.binaries:
         tag = _TAGS[kind].search(binary.path)
-        families[_TAGS[kind].sub("", binary.path)][binary.path] = tag[1] if tag else None
+        families[_stem(_TAGS[kind].sub("", binary.path))][binary.path] = tag[1] if tag else None
     return frozenset(
         path
         for family in families.values()
         for path, tag in family.items()
         if tag != ours and (tag is not None or ours in family.values())
     )
+
+
+def _stem(path: str) -> str:
+    """A path without what surrounded its tag, so that it equals the path of the untagged library."""
+    return re.sub(r"[_-]+(?=[._-])", "", path)
