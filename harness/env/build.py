@@ -211,20 +211,25 @@ def _install(lock: Lock, target: _Target, wheels: Sequence[Path]) -> None:
         links.mkdir()
         for wheel in wheels:
             (links / wheel.name).symlink_to(wheel.resolve())
-        requirements = scratch / "requirements.txt"
-        requirements.write_text(_requirements(lock, target.interpreter.minor))
         common = ["--no-config", "--offline", "--cache-dir", str(scratch / "cache"), "--quiet", "--color", "never"]
         _run_uv(["venv", "--python", target.interpreter.path, "--no-project", *common, str(target.path)])
         into = ["--python", str(target.path / "bin" / "python"), "--no-index", "--find-links", str(links), "--no-deps"]
-        safety = ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
-        _run_uv(["pip", "install", *into, *safety, *common, "--requirement", str(requirements)])
+        into += ["--require-hashes", "--link-mode", "hardlink", *common]
+        ready, sources = _requirements(lock, target.interpreter.minor)
+        # Sources are built with the packages just installed, so that what builds them is in the lock as well.
+        for text, how in ((ready, "--no-build"), (sources, "--no-build-isolation")):
+            if text:
+                (scratch / "requirements.txt").write_text(text)
+                _run_uv(["pip", "install", *into, how, "--requirement", str(scratch / "requirements.txt")])
 
 
-def _requirements(lock: Lock, python: str) -> str:
-    return "".join(
-        f"{package.name}=={package.version} --hash=sha256:{artefact.sha256}\n"
-        for package, artefact in lock.selected(python)
-    )
+def _requirements(lock: Lock, python: str) -> tuple[str, str]:
+    """What to install, with its hashes: wheels, and apart from them source distributions."""
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for package, artefact in lock.selected(python):
+        line = f"{package.name}=={package.version} --hash=sha256:{artefact.sha256}\n"
+        lines[artefact.file.endswith(".whl")].append(line)
+    return "".join(lines[True]), "".join(lines[False])
 
 
 def _run_uv(arguments: Sequence[str]) -> None:

@@ -210,6 +210,9 @@ def _explained(stderr: str, spec: EnvSpec, sources: Mapping[str, Index]) -> Inpu
     words = [line.replace(_PROJECT, "the spec").replace("your project", "the spec") for line in plain]
     if "No solution found" in stderr:
         hint = "change the pins in the spec so that they can be had together"
+        if "building from source is disabled" in stderr:
+            hint = "choose a version that has a wheel, or allow `sdist: true` for the package in the spec"
+            words = [line for line in words if not line.startswith("hint:")]
         return InputError(
             f"`{spec.env}` cannot be locked: its packages do not go together", details=_short(words[1:]), hint=hint
         )

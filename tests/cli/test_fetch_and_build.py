@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from fakes.packages import make_wheel
+from fakes.packages import make_sdist, make_wheel
 from fakes.projects import Project, project
 
 from harness.env import fetch as fetching
@@ -398,3 +398,17 @@ def test_an_overlay_may_not_replace_a_packages_file(here: Project, environments:
     assert said.code == 4
     assert "overlay `standin` would replace files that a package owns\n  server/__init__.py" in said.err
     assert [path for path in environments.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_a_source_distribution_is_refused_until_the_spec_allows_it(here: Project) -> None:
+    make_sdist(here.index.folder, "tool", "1.0")
+    here.spec("demo", "packages: [{name: tool, version: '1.0'}]\n")
+    said = here.run("lock", "demo")
+    assert said.code == 2
+    assert "tool==1.0 has no usable wheels" in said.err
+    assert "hint: choose a version that has a wheel, or allow `sdist: true`" in said.err
+
+    here.spec("demo", "packages: [{name: tool, version: '1.0', sdist: true, dependencies: []}]\n")
+    assert here.run("lock", "demo").code == 0
+    answer = here.run("build", "demo", "--json").json
+    assert python(answer, "import tool; print(tool.built)") == "True"

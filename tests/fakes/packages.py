@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import io
 import json
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
 
 def make_wheel(
@@ -40,6 +42,40 @@ def make_wheel(
         for path, text in files.items():
             archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), text)
     return wheel
+
+
+_BACKEND = """
+import zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(f"{{folder}}/{{name}}", "w") as archive:
+        archive.writestr("{module}/__init__.py", "built = True")
+        info = "{module}-{version}.dist-info"
+        archive.writestr(f"{{info}}/METADATA", "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+        archive.writestr(f"{{info}}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(f"{{info}}/RECORD", "")
+    return name
+"""
+
+
+def make_sdist(folder: Path, name: str, version: str) -> Path:
+    """Write a source distribution that builds itself, with no build tool from any index."""
+    module = canonicalize_name(name).replace("-", "_")
+    root = f"{module}-{version}"
+    system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": f'{system}[project]\nname = "{name}"\nversion = "{version}"\n',
+        "backend.py": _BACKEND.format(module=module, name=name, version=version),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{root}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for inner, text in files.items():
+            entry = tarfile.TarInfo(f"{root}/{inner}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return path
 
 
 def _digest64(data: bytes) -> str:
@@ -71,14 +107,14 @@ class PackageIndex:
 
     def page(self, package: str) -> list[dict[str, object]]:
         """The entries of one package's page."""
-        return [self._entry(path) for path in sorted(self.folder.glob("*.whl")) if _owner(path) == package]
+        return [self._entry(path) for path in sorted(self.folder.iterdir()) if _owner(path) == package]
 
     def _entry(self, path: Path) -> dict[str, object]:
         entry: dict[str, object] = {
             "filename": path.name,
             "url": f"../../files/{quote(path.name)}",
             "hashes": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()} if self.hashes else {},
-            "core-metadata": True,
+            "core-metadata": path.suffix == ".whl",
         }
         return entry | ({"size": path.stat().st_size} if self.sizes else {})
 
@@ -88,7 +124,7 @@ class PackageIndex:
 
 
 def _owner(path: Path) -> str:
-    return parse_wheel_filename(path.name)[0]
+    return parse_wheel_filename(path.name)[0] if path.suffix == ".whl" else parse_sdist_filename(path.name)[0]
 
 
 @contextmanager
