@@ -612,7 +612,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
 ]
 
-# SGLang release; FlashInfer and kernel minimum of its start-up check as read in the wheel, after the release before each.
+# SGLang release; FlashInfer and kernel minimum of its start-up check, as read in the wheel, after the one before each.
 MINIMA = [
     ("0.5.6.post2", ("0.5.2", "0.5.3"), "sgl-kernel", ("0.3.18", "0.3.19")),
     ("0.5.8", ("0.5.3", "0.6.1"), "sgl-kernel", ("0.3.20", "0.3.21")),
