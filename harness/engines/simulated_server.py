@@ -10,7 +10,6 @@ late they were is on `/metrics`. What can be made to go wrong: `--help` lists th
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import resource
@@ -18,20 +17,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness import __version__
 from harness.engines.simulation import faults as faulty
+from harness.engines.simulation.arguments import batcher, parser
 from harness.engines.simulation.group import Group
 from harness.engines.simulation.http import Connection, Message
-from harness.engines.simulation.model import Batcher, Cost, Noise, Request, Speculation, tiers_of
-from harness.engines.simulation.reply import Ask, BadAsk, Reply, ask
+from harness.engines.simulation.model import Request
+from harness.engines.simulation.reply import Ask, BadAsk, Reply, Told, ask
 from harness.engines.simulation.text import PrefixCache, Writer, divergence, identity, split
 
 LOG_EVERY_S = 1.0
 # A machine that stood still is not caught up with by a burst: beyond this the clock is set anew, and it is counted.
 LATE_LIMIT_S = 1.0
+RESTARTED = "HARNESS_SIMULATED_RESTARTED"
 CRASH = "CUDA error: an illegal memory access was encountered (simulated)"
 COUNTERS = (
     "prompt_tokens",
@@ -45,88 +46,6 @@ COUNTERS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags; times in milliseconds of model time."""
-    command = argparse.ArgumentParser(
-        prog="simulated_server",
-        description=__doc__,
-        epilog="faults:\n" + faulty.table(),
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = command.add_argument
-    add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000)
-    add("--served-model-name", default="simulated")
-    add("--context-length", type=_whole, default=131072, help="prompt and output tokens of one request at most")
-    add("--max-running-requests", type=_positive, default=1024, help="batch at most; more requests wait")
-    add("--step-ms", type=_real, default=9.5, help="a: time of every step")
-    add("--sequence-ms", type=_real, default=1.29, help="k: and for every running sequence")
-    add("--prefill-token-ms", type=_real, default=0.0, help="f: and for every new prompt token that is not cached")
-    add("--speculative-tokens", type=_whole, default=0, help="g: tokens drafted a step; 0: no speculation")
-    add("--speculative-acceptance", type=_share, default=0.7, help="p: chance that a draft token is accepted")
-    add("--speculative-step-ms", type=_real, default=0.0, help="s: time of every step that drafts")
-    add("--speculative-token-ms", type=_real, default=0.0, help="d: and for every drafted token")
-    add("--speculative-max-batch", type=_whole, default=None, help="adaptive: no drafting above this batch")
-    add("--speculative-tiers", type=_tiers, default=(), help="adaptive: BATCH:TOKENS,... as in 1:4,8:2,32:0")
-    add("--noise", type=_real, default=0.0, help="sigma of the lognormal factor on each step")
-    add("--launch-noise", type=_real, default=0.0, help="sigma of the lognormal factor on a whole launch")
-    add("--seed", type=int, default=None, help="of all noise; left out: drawn at start, and told on /server_info")
-    add("--prefix-cache-tokens", type=_whole, default=0, help="size of the prefix cache; 0: none")
-    add("--output-tokens", type=_whole, default=0, help="mean natural length of an output; 0: as long as asked for")
-    add("--divergence-share", type=_share, default=0.0, help="share of prompts whose output leaves the reference")
-    add("--divergence-mean", type=_real, default=64.0, help="mean token at which it does")
-    add("--load-s", type=_real, default=0.0, help="seconds until it is ready (real time)")
-    add("--time-scale", type=_above_zero, default=1.0, help="real seconds a second of model time takes")
-    add("--nnodes", type=_positive, default=1)
-    add("--node-rank", type=_whole, default=0)
-    add("--dist-init-addr", default="127.0.0.1:0", help="HOST:PORT where rank 0 meets the others")
-    add("--on-rank-loss", choices=("die", "hang"), default="die")
-    add("--fault", action="append", default=[], metavar="NAME[=VALUE]")
-    add("--fault-from", type=_whole, default=0)
-    add("--fault-every", type=_positive, default=1)
-    add("--fault-count", type=_whole, default=None)
-    return command
-
-
-def _number(text: str, kind: Callable[[str], Any], good: Callable[[Any], bool], noun: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not good(value):
-        raise argparse.ArgumentTypeError(f"{noun} was expected, got `{text}`")
-    return value
-
-
-def _whole(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 0, "a whole number not below 0"))
-
-
-def _positive(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 1, "a whole number not below 1"))
-
-
-def _real(text: str) -> float:
-    return float(_number(text, float, lambda value: 0 <= value < 1e9, "a number not below 0"))
-
-
-def _above_zero(text: str) -> float:
-    return float(_number(text, float, lambda value: 0 < value < 1e9, "a number above 0"))
-
-
-def _share(text: str) -> float:
-    return float(_number(text, float, lambda value: 0 <= value <= 1, "a number from 0 to 1"))
-
-
-def _tiers(text: str) -> tuple[tuple[int, int], ...]:
-    try:
-        pairs = [part.split(":") for part in text.split(",") if part]
-        return tuple((int(batch), int(drafts)) for batch, drafts in pairs)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"BATCH:TOKENS,... was expected, got `{text}`") from None
-
-
 class Simulation:
     """One server process: it drives the batcher by the clock and answers requests."""
 
@@ -134,7 +53,7 @@ class Simulation:
         self.arguments = arguments
         self.faults = faults
         self.seed = random.SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
-        self.batcher = _batcher(arguments, self.seed)
+        self.batcher = batcher(arguments, self.seed)
         self.batcher.slowdown = float(faults.get("slow-decode") or 1.0)
         self.cache = PrefixCache(arguments.prefix_cache_tokens)
         self.connections: set[Connection] = set()
@@ -288,7 +207,7 @@ class Simulation:
             {
                 "simulated": True,
                 "version": __version__,
-                "arguments": {name: _plain(value) for name, value in vars(self.arguments).items()},
+                "arguments": vars(self.arguments),
                 "state": {**state, "late_max_s": self.late_max_s, "clock_resets": self.clock_resets},
             },
         )
@@ -331,7 +250,7 @@ class Simulation:
             again = [sys.executable, "-m", "harness.engines.simulated_server", *sys.argv[1:]]
             os.execve(sys.executable, again, {**os.environ, RESTARTED: "1"})
 
-    def _take(self, connection: Connection, asked: Ask, hits: Any) -> None:
+    def _take(self, connection: Connection, asked: Ask, hits: Mapping[str, Any]) -> None:
         words = split(asked.prompt)
         prompt_tokens = len(words) + asked.template_tokens
         room = self.arguments.context_length - prompt_tokens
@@ -340,20 +259,20 @@ class Simulation:
             said += f"the context length is {self.arguments.context_length}"
             connection.reply(400, _error(400, said))
             return
-        cached = self.faults.get("warm-cache") or self.cache.take(words)
+        cached = min(self.faults.get("warm-cache") or self.cache.take(words), prompt_tokens)
         length, finish = self._length(asked, hits)
-        request = Request(length, prompt_tokens - min(cached, prompt_tokens), seed=identity(self.seed, asked.key))
+        request = Request(length, prompt_tokens - cached, seed=identity(self.seed, asked.key))
         self.counts["prompt_tokens"] += prompt_tokens
         self.counts["cached_tokens"] += cached
         leaves = divergence(asked.key, self.arguments.divergence_share, self.arguments.divergence_mean)
-        reply = Reply(connection, asked, request, Writer(asked.key, leaves), hits)
-        reply.prompt_tokens, reply.cached_tokens, reply.finish = prompt_tokens, cached, finish
+        told = Told(prompt_tokens, cached, finish, hits)
+        reply = Reply(connection, asked, request, Writer(asked.key, leaves), told)
         connection.on_close = lambda: self._gone(request)
         if reply.begin():
             self.replies[request] = reply
             self._arrive(request)
 
-    def _length(self, asked: Ask, hits: Any) -> tuple[int, str]:
+    def _length(self, asked: Ask, hits: Mapping[str, Any]) -> tuple[int, str]:
         half = max(1, asked.max_tokens // 2)
         for fault, finish in (("wrong-length", "length"), ("early-stop", "stop"), ("abort", "abort")):
             if fault in hits:
@@ -462,26 +381,6 @@ class Simulation:
             self.ended.set_result(code)
 
 
-RESTARTED = "HARNESS_SIMULATED_RESTARTED"
-
-
-def _batcher(arguments: argparse.Namespace, seed: int) -> Batcher:
-    milliseconds = Cost(
-        arguments.step_ms,
-        arguments.sequence_ms,
-        arguments.prefill_token_ms,
-        arguments.speculative_step_ms,
-        arguments.speculative_token_ms,
-    )
-    tiers = tiers_of(arguments.speculative_tokens, arguments.speculative_max_batch, arguments.speculative_tiers)
-    return Batcher(
-        milliseconds.scaled(arguments.time_scale / 1000),
-        Speculation(tiers, arguments.speculative_acceptance),
-        max_running=arguments.max_running_requests,
-        noise=Noise(arguments.noise, arguments.launch_noise, seed),
-    )
-
-
 def _start_child(lives_s: float) -> int:
     """A child as SGLang's schedulers are: its own session, deaf to SIGTERM. It ends by itself: no test can leak it."""
     program = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({lives_s})"
@@ -496,10 +395,6 @@ def _error(status: int, said: str) -> dict[str, Any]:
     return {"error": {"message": said, "type": "simulated_error", "code": status}}
 
 
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
 def say(text: str) -> None:
     """One line of log on stderr."""
     sys.stderr.write(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] simulated: {text}\n")
@@ -512,7 +407,7 @@ async def _serve(arguments: argparse.Namespace, faults: faulty.Faults) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program."""
-    command = parser()
+    command = parser(str(__doc__))
     arguments = command.parse_args(argv)
     try:
         faults = faulty.read(

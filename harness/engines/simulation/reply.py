@@ -37,6 +37,16 @@ class Ask:
     key: int
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an answer tells about itself: its prompt's tokens, how it ends, and the faults it has."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    finish: str
+    faults: Mapping[str, Any]
+
+
 def ask(message: Message, model: str) -> Ask:
     """Read a request body of any of the three dialects.
 
@@ -100,21 +110,17 @@ def _typed(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
 
 
 class Reply:
-    """Writes one answer as its tokens come. The server sets the token counts and the finish reason before `begin`."""
+    """Writes one answer as its tokens come."""
 
-    def __init__(
-        self, connection: Connection, asked: Ask, request: Request, writer: Writer, faults: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, connection: Connection, asked: Ask, request: Request, writer: Writer, told: Told) -> None:
         self.asked = asked
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.finish = "length"
+        self.told = told
         self.over = False
         self._connection = connection
         self._request = request
         self._writer = writer
-        self._faults = faults
-        self._half_way = next((name for name in HALF_WAY if name in faults), None)
+        self._faults = told.faults
+        self._half_way = next((name for name in HALF_WAY if name in told.faults), None)
         self._text = ""
         self._sent = 0
         self._id = f"simulated-{asked.key:016x}"
@@ -169,10 +175,10 @@ class Reply:
 
     def _usage(self, tokens: int) -> dict[str, Any]:
         return {
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": self.told.prompt_tokens,
             "completion_tokens": tokens,
-            "total_tokens": self.prompt_tokens + tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "total_tokens": self.told.prompt_tokens + tokens,
+            "prompt_tokens_details": {"cached_tokens": self.told.cached_tokens},
         }
 
     def _meta(self, finish: str | None) -> dict[str, Any]:
@@ -180,9 +186,9 @@ class Reply:
         meta = {
             "id": self._id,
             "simulated": True,
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": self.told.prompt_tokens,
             "completion_tokens": self._sent + (self._faults.get("wrong-usage", 0) if finish else 0),
-            "cached_tokens": self.cached_tokens,
+            "cached_tokens": self.told.cached_tokens,
             "finish_reason": {"type": finish, "length": self._sent} if finish else None,
         }
         if request.drafts:
@@ -205,7 +211,7 @@ class Reply:
         self._connection.end_stream()
 
     def _last_events(self) -> list[dict[str, Any]]:
-        finish = None if "no-finish" in self._faults else self.finish
+        finish = None if "no-finish" in self._faults else self.told.finish
         if self.asked.path == GENERATE:
             return [{"text": self._text, "meta_info": self._meta(finish)}]
         head = json.loads(self._head + "}")
@@ -229,12 +235,12 @@ class Reply:
 
     def _whole(self) -> dict[str, Any]:
         if self.asked.path == GENERATE:
-            return {"text": self._text, "meta_info": self._meta(self.finish)}
+            return {"text": self._text, "meta_info": self._meta(self.told.finish)}
         said: dict[str, Any] = {"text": self._text}
         if self.asked.path == CHAT:
             said = {"message": {"role": "assistant", "content": self._text}}
         head = json.loads(self._head.replace("chat.completion.chunk", "chat.completion") + "}")
-        return {**head, "choices": [{"index": 0, **said, "finish_reason": self.finish}], **self._totals()}
+        return {**head, "choices": [{"index": 0, **said, "finish_reason": self.told.finish}], **self._totals()}
 
     def _break(self, fault: str) -> None:
         """Break the stream half-way, in the way the fault says."""
