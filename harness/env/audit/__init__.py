@@ -9,6 +9,8 @@ from harness.env.audit import abi, architectures, libraries, owners, survey, ver
 from harness.env.audit.distributions import Source
 from harness.env.audit.report import CHECKS, Check, Finding, Report
 
+_NAMED = 6  # of the wheels that are missing, the largest by name
+
 __all__ = ["CHECKS", "Finding", "Report", "Source", "run"]
 
 
@@ -49,9 +51,33 @@ def run(
         env_id=source.env_id,
         architectures=tuple(targets),
         checks=tuple(checks),
-        findings=tuple(finding for check in checks for finding in by_check[check]()),
+        findings=tuple(finding for check in checks for finding in (*by_check[check](), *_unopened(check, seen))),
         abi=abi.rows(seen) if "abi" in checks else (),
         arch=architectures.rows(seen, targets) if "arch" in checks else (),
         opened=tuple(item.label for item in seen.contents),
         absent=tuple(f"{item.name} {item.version}" for item in seen.absent),
     )
+
+
+def _unopened(check: Check, seen: survey.Survey) -> list[Finding]:
+    """What a check could not look at: never taken for fine."""
+    if check == "versions":
+        return []
+    every = check in ("one-owner", "record")
+    besides = "nvidia-" if check == "abi" else " "  # NVIDIA's own libraries do not extend PyTorch
+    wanted = [item for item in seen.absent if every or (item.binary and not item.name.startswith(besides))]
+    absent = sorted(wanted, key=lambda item: -item.size)
+    if not absent:
+        return []
+    what, remedy = ("distributions", "`harness fetch` gets all") if every else ("binary wheels", "`--fetch` gets them")
+    names = ", ".join(f"{item.name} ({item.size / 1e6:.0f} MB)" for item in absent[:_NAMED])
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    return [
+        Finding(
+            check=check,
+            state="cannot tell",
+            subject=f"{len(absent)} {what}",
+            message=f"were not opened, because they are not on hand: {names}{more}",
+            remedy=remedy + ("" if every else "; NVIDIA's own come with `harness fetch`"),
+        )
+    ]

@@ -79,8 +79,10 @@ def findings(survey: Survey) -> list[Finding]:
     for row in rows(survey):
         by_distribution.setdefault((row.distribution, row.version), []).append(row)
     found = [_judged(f"{name} {version}", name, torch, group) for (name, version), group in by_distribution.items()]
-    found += [*_none_fits(survey), *_unopened(survey)]
-    return found or [_finding("ok", "every library", "nothing here extends PyTorch")]
+    found += _none_fits(survey)
+    if found or not survey.contents:
+        return found
+    return [_finding("ok", "every library", "nothing that was opened extends PyTorch")]
 
 
 def built_for(imports: frozenset[str]) -> str | None:
@@ -131,18 +133,6 @@ def _remedy(name: str, torch: str | None, built: str | None) -> str:
         if fitting:
             return f"use the kernel package for torch {torch}: {fitting}{other}"
     return f"use a build of `{name}` for torch {torch}{other}"
-
-
-def _unopened(survey: Survey) -> Iterator[Finding]:
-    binary = [item for item in survey.absent if item.binary]
-    if binary:
-        yield _finding(
-            "cannot tell",
-            f"{len(binary)} binary wheels",
-            "were not opened, because they are not on hand",
-            "fetch them: `--fetch`",
-            (", ".join(f"{item.name} ({item.size / 1e6:.0f} MB)" for item in binary),),
-        )
 
 
 def _exports(survey: Survey) -> frozenset[str] | None:

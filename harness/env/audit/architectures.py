@@ -67,7 +67,10 @@ def findings(survey: Survey, architectures: Sequence[str]) -> list[Finding]:
         with_code = [binary for binary in item.binaries if binary.units and binary.path not in aside]
         if with_code:
             found += [finding for name in architectures for finding in _judged(item, with_code, name)]
-    return found or [Finding(check="arch", state="ok", subject="every library", message="no device code was found")]
+    if found or not survey.contents:
+        return found
+    message = "nothing that was opened holds device code"
+    return [Finding(check="arch", state="ok", subject="every library", message=message)]
 
 
 def _coverage(binary: Binary, number: int) -> Coverage:

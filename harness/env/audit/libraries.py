@@ -76,9 +76,9 @@ def findings(survey: Survey) -> list[Finding]:
     major = cuda_major(survey)
     provided = _provided(survey)
     found = [finding for item in survey.contents for finding in _judged(item, provided, major)]
-    if found:
+    if found or not survey.contents:
         return found
-    return [_finding("ok", "every library", "no CUDA library is needed")]
+    return [_finding("ok", "every library", "nothing that was opened needs a CUDA library")]
 
 
 def _judged(item: Contents, provided: _Provided, major: int | None) -> Iterator[Finding]:

@@ -26,22 +26,11 @@ _LEFT_OVER = re.compile(
 def one_owner(survey: Survey) -> list[Finding]:
     """Rivals by name, and paths that two distributions install with different contents."""
     found = [*_rivals(survey.versions()), *_shared(survey.contents)]
-    if not found:
+    if not found and survey.contents:
         count = sum(len(item.paths) for item in survey.contents)
         subject = f"{len(survey.contents)} distributions"
         message = f"each of their {count} files has one owner"
         found = [Finding(check="one-owner", state="ok", subject=subject, message=message)]
-    if survey.absent:
-        found.append(
-            Finding(
-                check="one-owner",
-                state="cannot tell",
-                subject=f"{len(survey.absent)} distributions",
-                message="what they install was not seen: they are not on hand (rivals known by name were looked for)",
-                remedy="run `harness fetch` for all of them, or validate the built environment",
-                details=(", ".join(item.name for item in survey.absent),),
-            )
-        )
     return found
 
 
