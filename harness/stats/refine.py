@@ -1,15 +1,14 @@
 """What to run next: the next block of launches goes where the answer is least certain, until it is certain enough.
 
-A block is one launch of each arm. The first block scans every second level of the grid; each later one looks only at
-the levels around the crossover, or, where no crossover shows, at the levels that are still unresolved. The width of a
-crossover's interval depends on the launches at the two levels beside it and on nothing else, so that requests spent at
-other levels buy no precision.
+A block is one launch of each arm. The first scans every second level of the grid. The width of a crossover's interval
+depends on the launches at the two levels beside it and on nothing else, so each later block runs just one level on
+either side of where the crossover seems to be, near enough for a straight line between them and far enough apart for
+each to be certain of its sign. Where no sign changes, it runs the levels that are still unresolved.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from harness.stats.arms import Arm
 from harness.stats.compare import Comparison, Row, Settings, compare
@@ -25,14 +24,16 @@ class Goal:
         width: a crossover's interval is narrow enough when its upper end is at most this many times its lower end.
         blocks: launches an arm that may be spent in all.
         minutes: time that may be spent in all; None for no limit.
-        narrowest: no level is added between two neighbours nearer than this ratio.
+        nearest: how far from the crossover, as a ratio, a level must be to be sure of its sign.
+        farthest: and how far it may be for the line between the two to be straight.
     """
 
     grid: Sequence[int]
     width: float = 1.5
     blocks: int = 8
     minutes: float | None = None
-    narrowest: float = 2.0
+    nearest: float = 1.25
+    farthest: float = 3.0
 
 
 class Step(Stored):
@@ -104,48 +105,42 @@ def _spent(blocks: int, goal: Goal, minutes: float) -> str | None:
 
 
 def _around(rows: Sequence[Row], goal: Goal) -> Step | None:
-    """The two levels beside each change of sign, and one between them while they are far apart."""
-    levels: set[int] = set()
-    for one, other in _brackets(rows):
-        left, right = int(one.concurrency or 1), int(other.concurrency or 1)
-        levels |= {left, right}
-        middle = _middle(left, right, goal)
-        if middle is not None:
-            levels.add(middle)
-    if not levels:
+    """One level on either side of the apparent crossover; None where no sign changes."""
+    root = _apparent(rows)
+    if root is None:
         return None
-    listed = ", ".join(str(level) for level in sorted(levels))
-    return Step(levels=tuple(sorted(levels)), reason=f"the sign changes between these levels: {listed}")
+    left = _beside(rows, goal, root / goal.farthest, root / goal.nearest)
+    right = max(left + 1, _beside(rows, goal, root * goal.nearest, root * goal.farthest))
+    return Step(levels=(left, right), reason=f"the sign seems to change near {root:.3g}: one level on either side")
 
 
-def _brackets(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Neighbours between which the point estimate changes sign, widened to levels that are certain of theirs."""
-    found = []
-    for index, (one, other) in enumerate(pairwise(rows)):
-        if one.direction != other.direction and "even" not in {one.direction, other.direction}:
-            left = next((row for row in reversed(rows[: index + 1]) if _certain(row, one.direction)), one)
-            right = next((row for row in rows[index + 1 :] if _certain(row, other.direction)), other)
-            found.append((left, right))
-    return found
+def _apparent(rows: Sequence[Row]) -> float | None:
+    """Where the sign seems to change: the split of the levels that contradicts the fewest and smallest estimates.
 
-
-def _certain(row: Row, direction: str | None) -> bool:
-    """Whether a level's own interval is on one side; with one launch its point estimate has to do."""
-    if row.direction != direction or row.estimate is None:
-        return False
-    bounds = row.estimate.interval
-    return bounds is None or not bounds.low <= 1 <= bounds.high
-
-
-def _middle(left: int, right: int, goal: Goal) -> int | None:
-    """A level between two that are far apart: of the grid where it has one, else the geometric mean."""
-    if right / left <= goal.narrowest or right - left < 2:
+    Noise near a crossover makes the sign go to and fro; the best split is a step function fitted by weighted absolute
+    deviation. Within the split, straight in log concurrency.
+    """
+    points = [(float(row.concurrency or 1), row.estimate) for row in rows if row.estimate is not None]
+    pulls = [estimate.log_ratio * math.sqrt(estimate.launches) for _, estimate in points]
+    scores = {split: abs(sum(pulls[:split]) - sum(pulls[split:])) for split in range(1, len(points))}
+    if not scores:
         return None
-    centre = math.sqrt(left * right)
-    between = [level for level in goal.grid if left < level < right]
-    if between:
-        return min(between, key=lambda level: abs(math.log(level / centre)))
-    return round(centre)
+    split = max(scores, key=lambda index: scores[index])
+    (left, one), (right, other) = points[split - 1], points[split]
+    if scores[split] <= abs(sum(pulls)) or sum(pulls[:split]) * sum(pulls[split:]) >= 0:
+        return None
+    if one.log_ratio * other.log_ratio >= 0:
+        return math.sqrt(left * right)
+    return float(left * (right / left) ** (one.log_ratio / (one.log_ratio - other.log_ratio)))
+
+
+def _beside(rows: Sequence[Row], goal: Goal, low: float, high: float) -> int:
+    """A level in a range: the one with the most launches so far, else a new one, never outside the grid."""
+    known = {int(row.concurrency or 1): row.estimate.launches for row in rows if row.estimate is not None}
+    within = [level for level in known if low <= level <= high]
+    if within:
+        return max(within, key=lambda level: known[level])
+    return min(max(round(math.sqrt(low * high)), goal.grid[0]), goal.grid[-1])
 
 
 def _unresolved(rows: Sequence[Row], goal: Goal) -> Step:
