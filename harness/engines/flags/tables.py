@@ -7,7 +7,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from harness import files
-from harness.engines.flags import read_sglang, read_vllm
+from harness.engines.flags import own, read_sglang, read_vllm
 from harness.engines.flags.source import Sources
 from harness.engines.flags.table import FORMAT, Flag, FlagTable, collect
 from harness.errors import InputError
@@ -28,7 +28,7 @@ def table(engine: str, version: str, wheel: Path | None = None, *, cache: Path |
     """What one release of an engine accepts on its command line.
 
     Args:
-        engine: `sglang` or `vllm`; any other engine has no table.
+        engine: its name; `simulated` and `llamacpp` (the launcher) are programs of ours and come with their tables.
         version: its version, as locked.
         wheel: the locked wheel, when it has been fetched; nothing in it is run or imported.
         cache: a folder to keep what was read in, named by the wheel's sha256.
@@ -40,7 +40,7 @@ def table(engine: str, version: str, wheel: Path | None = None, *, cache: Path |
         InputError: the wheel is unreadable, is of another version, or holds no server arguments.
     """
     if engine not in _READERS:
-        return None
+        return own.table(engine)
     if wheel is None:
         shipped = SHIPPED / f"{engine}-{_public(version)}.json"
         return FlagTable.from_json(files.read_json(shipped)) if shipped.is_file() else None
