@@ -9,7 +9,10 @@ that wall-clock instant; `stop` (or the end of stdin) ends it at once; one JSON 
 last JSON line with `cpu_s` and the rest. What was read lies in the spool, a file of marshalled tuples:
 
     (index, play, slot, facts, log)     facts: dict of times and how it ended, None while more of its log follows
-    log: [(answer of recvmsg, nanoseconds when it was read, nanoseconds of the poll before), ...]
+    log: [(answer of recvmsg, nanoseconds when it was read, not before), ...]
+
+`not before` bounds the earlier events of a read that brought several: nothing of it had arrived when the poll before
+this one returned, or that poll would have named it. It is 0 where the process slept until these bytes woke it.
 
 All times are CLOCK_REALTIME nanoseconds, because that is the kernel's clock for receive stamps.
 """
@@ -46,6 +49,7 @@ _IDLE_PIECES = 50_000  # reads kept in memory before idle moments are spent on s
 _BACKLOG = 4_000  # finished requests kept before the spool takes one whether or not there is time
 _AT_ONCE = 64  # connections being opened at a time before the clock starts
 _PROGRESS_NS = 500_000_000
+_ASLEEP_NS = 20_000  # a poll that took longer had to wait for the first bytes
 _BACK_OFF_NS = 100_000_000
 _GIVE_UP = 3  # failed connects in a row after which a slot stays empty
 
@@ -265,9 +269,10 @@ class Reader:
                 wait = 0.0
             else:
                 wait = self._wait(report)
+            before, asked = self.polled, clock()
             ready = poll(wait, len(slots) + 8)
-            self.before, self.polled = self.polled, clock()
-            before = self.before
+            self.polled = polled = clock()
+            self.before = before = before if polled - asked < _ASLEEP_NS else 0
             for fd, event in ready:
                 slot = slots.get(fd)
                 if slot is None or event & _OUT or slot.state != "waiting":

@@ -24,6 +24,9 @@ _FACTS = frozenset(
         "spec_accept_rate",
         "spec_accept_length",
         "spec_accept_histogram",
+        "spec_num_correct_drafts",
+        "spec_num_proposed_drafts",
+        "spec_correct_drafts_histogram",
         "spec_accept_token_num",
         "spec_draft_token_num",
     )
@@ -183,7 +186,7 @@ class Listener:
         if delta is None:
             return choice.get("text") or ""
         content = delta.get("content")
-        if content and len(delta) <= 2 and isinstance(content, str):
+        if content and isinstance(content, str) and (len(delta) == 1 or (len(delta) == 2 and "role" in delta)):
             return content
         text = (delta.get("reasoning_content") or delta.get("reasoning") or "") + _content(content)
         text += delta.get("refusal") or ""

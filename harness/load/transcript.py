@@ -1,8 +1,7 @@
 """From the raw bytes and stamps of one request to its record. Pure; runs after the clock has stopped.
 
 A record is a sample (`ok`) only when the response was whole, HTTP said 200, no event said otherwise, tokens came, and
-the counts agree; else it has one of these reasons: `connect`, `timeout`, `disconnected`, `stopped`, `malformed`,
-`redirected`, `status`, `compressed`, `error`, `ended early`, `no tokens`, `identity`.
+the counts agree; else it has one of `REASONS`.
 """
 
 import hashlib
@@ -16,10 +15,26 @@ from harness.load.records import Chunk, RequestRecord
 
 TokenCounter = tuple[str, Callable[[str], int]]
 
+REASONS = frozenset(
+    (
+        "connect",
+        "timeout",
+        "disconnected",
+        "stopped",
+        "malformed",
+        "redirected",
+        "status",
+        "compressed",
+        "error",
+        "ended early",
+        "no tokens",
+        "identity",
+    )
+)
+
 _SO_TIMESTAMPING = 37  # the ancillary type of the stamps; harness.load.reader asks for them
 _STAMP = struct.Struct("@ll")
-# A read that held several events bounds the earlier ones by the poll before it, which would have reported them; below
-# this the bound is as good as a stamp.
+# Events of one read that arrived within this were written together as far as anybody can tell.
 _TOGETHER_NS = 100_000
 
 
@@ -62,7 +77,7 @@ class _Reads:
     ends: list[int]
     stamps: list[int]
     read: list[int]
-    polled: list[int]
+    not_before: list[int]
     kernel: bool
 
 
@@ -126,7 +141,7 @@ def _since(value: int | None, zero: int) -> float | None:
 def _reads(log: list[Any]) -> _Reads:
     reads = _Reads([], [], [], [], kernel=bool(log))
     total = 0
-    for (data, ancillary, _, _), read_ns, polled_ns in log:
+    for (data, ancillary, _, _), read_ns, not_before in log:
         total += len(data)
         stamp = _stamp(ancillary) if ancillary else None
         if stamp is None or stamp > read_ns:
@@ -134,7 +149,7 @@ def _reads(log: list[Any]) -> _Reads:
         reads.ends.append(total)
         reads.stamps.append(stamp)
         reads.read.append(read_ns)
-        reads.polled.append(polled_ns)
+        reads.not_before.append(not_before)
     return reads
 
 
@@ -207,6 +222,8 @@ def _faults(said: stream.Said) -> tuple[str | None, str | None]:
         return "no tokens", f"{len(said.arrivals)} chunks, {said.output_tokens} tokens counted by the server"
     if said.streamed and not said.done and said.finish_reason is None:
         return "ended early", "neither a finish reason nor `[DONE]`"
+    if said.finish_reason == "abort":
+        return "error", "the server aborted the request"
     counts = [arrival.tokens for arrival in said.arrivals if arrival.tokens is not None]
     if len(counts) == len(said.arrivals) and sum(counts) != said.output_tokens:
         return "identity", f"chunks carry {sum(counts)} tokens, the server counted {said.output_tokens}"
@@ -234,10 +251,19 @@ def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: in
         read, frame = where[position]
         following = where[position + 1] if position + 1 < len(where) else None
         # Events of one frame were written together; they are one arrival, however many events.
-        merged = following is not None and following[0] == read and following[1] != frame
-        if merged:
-            since = max(reads.polled[read], reads.stamps[read - 1] if read else 0)
-            merged = reads.stamps[read] - since > _TOGETHER_NS
+        merged = following is not None and following[0] == read and following[1] != frame and _apart(reads, read)
         stamp, read_ns = reads.stamps[read], reads.read[read]
         chunks.append(Chunk((stamp - zero_ns) / 1e9, (read_ns - zero_ns) / 1e9, arrival.tokens, merged))
     return tuple(chunks)
+
+
+def _apart(reads: _Reads, read: int) -> bool:
+    """Whether the events of one read may have arrived at noticeably different times.
+
+    Of a process that was awake, the poll before bounds them. One that slept was woken by the first of them; if it was
+    kept from running then, its read came late after the last one too, but for a share of the delay that is small.
+    """
+    if reads.not_before[read]:
+        since = max(reads.not_before[read], reads.stamps[read - 1] if read else 0)
+        return reads.stamps[read] - since > _TOGETHER_NS
+    return reads.read[read] - reads.stamps[read] > 2 * _TOGETHER_NS

@@ -166,11 +166,11 @@ class Framer:
                 return
             match = _SIZE.match(self._rest)
             if match is None:
-                if len(self._rest) > 2048 or (self._rest and self._rest[:1] not in _HEX):
+                if len(self._rest) > 2048 or (self._rest and bytes(self._rest[:1]) not in _HEX):
                     raise WireError(f"not a chunk size: `{bytes(self._rest[:20]).decode('latin-1')}`")
                 return
+            size = int(match[1], 16)  # before the deletion: a match looks into the bytes it was found in
             del self._rest[: match.end()]
-            size = int(match[1], 16)
             self._skip = size + 2 if size else 0
             self._trailer = size == 0
 
