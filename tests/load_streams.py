@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - events stand on one line, as on the wire
 """Responses as servers send them, one for each trap, with what a client has to make of it.
 
 `recorded` ones are shortened from what llama.cpp b11434, vLLM 0.32.0 and SGLang 0.5.23 sent over the wire; the others
