@@ -101,11 +101,17 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, line: str, *, sync: bool = False) -> None:
-    """Append one line in one write, so that concurrent readers see whole lines only."""
-    with path.open("ab", buffering=0) as stream:
-        stream.write(line.encode() + b"\n")
+    """Append one line in one write, so that concurrent readers see whole lines only.
+
+    A file that is not there yet is made for its owner alone: what is appended to belongs to a run.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, line.encode() + b"\n")
         if sync:
-            os.fsync(stream.fileno())
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_json_lines(path: Path) -> Iterator[Any]:
