@@ -3,6 +3,8 @@
 import statistics
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.engines.simulation.model import Batcher, Cost, Noise, Request, Speculation, tiers_of
 
@@ -243,3 +245,38 @@ def test_launches_differ_by_their_seed_and_only_by_it():
     assert statistics.stdev(factors) == pytest.approx(0.05, rel=0.08)
     assert Noise(launch_sigma=0.05, seed=7).launch_factor == factors[7]
     assert Noise(seed=7).launch_factor == 1.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 40), st.integers(0, 50)), min_size=1, max_size=30),
+    st.integers(1, 8),
+    st.integers(0, 5),
+    st.floats(0, 1),
+)
+def test_whatever_arrives_everybody_gets_exactly_what_was_asked_for_in_turn(arrivals, most, drafts, acceptance):
+    speculation = Speculation(tiers_of(drafts, None, ()), acceptance)
+    batcher = Batcher(Cost(0.01, 0.001, 0.0001), speculation, max_running=most)
+    due = sorted(arrivals)
+    asked, got, began, last_end = [], {}, {}, 0.0
+    while due or batcher.step:
+        while due and (batcher.step is None or due[0][0] <= batcher.step.ends):
+            at, tokens, prefill = due.pop(0)
+            request = Request(tokens, prefill, seed=len(asked))
+            asked.append(request)
+            at = max(at, last_end)
+            batcher.arrive(request, at)
+            if batcher.step is None:
+                batcher.start(at)
+        step = batcher.step
+        assert len(batcher.running) <= most
+        assert step.ends > step.began >= last_end
+        last_end = step.ends
+        for request, tokens in batcher.finish():
+            assert 1 <= tokens <= drafts + 1
+            got[request] = got.get(request, 0) + tokens
+            began.setdefault(request, step.began)
+        batcher.start(last_end)
+    assert [got[request] for request in asked] == [request.tokens for request in asked]
+    # First come, first served: nobody who came later began in an earlier step.
+    assert [began[request] for request in asked] == sorted(began.values())
