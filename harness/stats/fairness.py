@@ -37,7 +37,14 @@ MEASURED_SHARE = 0.01
 # Names of one concept in the engines' own words.
 RUNNING_LIMIT = ("max_running_requests", "max_num_seqs", "total_slots", "slots", "max_batch")
 GRAPH_LIMIT = ("cuda_graph_max_bs", "cuda_graph_max_bs_decode", "max_cudagraph_capture_size")
-SPECULATION = ("speculative_algorithm", "speculative", "speculative_config", "speculative_config.method", "spec_type")
+SPECULATION = (
+    "speculative_algorithm",
+    "speculative",
+    "speculative_config",
+    "speculative_config.method",
+    "speculative_tokens",
+    "spec_type",
+)
 STREAM_INTERVAL = ("stream_interval",)
 STREAM_MODE = ("incremental_streaming_output", "stream_output")
 
@@ -160,7 +167,8 @@ def _status(name: str, permission: Permission) -> Status:
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name is meant by a pattern; a server says `speculative_num_steps` for `server.args.speculative-*`.
 
-    A pattern also means everything below it: `env` allows `env.packages.torch`, and the `env_id` that follows.
+    A pattern also means everything below it: `env` allows `env.packages.torch`, and the `env_id` that follows. One that
+    means speculation allows the server to say that it speculates (llama.cpp's `speculative` for `server.args.spec-*`).
     """
     plain = _plain(name)
     for pattern in patterns:
@@ -168,6 +176,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
         if fnmatch.fnmatchcase(plain, meant) or fnmatch.fnmatchcase(plain, f"{meant}.*"):
             return True
         if pattern == "env" and name in {"env", "env_id"}:
+            return True
+        if meant.startswith("spec") and name in SPECULATION:
             return True
     return False
 

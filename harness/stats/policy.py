@@ -125,7 +125,7 @@ def _levers(on: Sequence[tuple[int, int]], rows: Sequence[Row], plan: Mapping[st
 
     SGLang's file maps the lowest batch size of a tier to its candidate steps, 0 being off; it works for EAGLE and
     EAGLE3 with topk 1 only (docs, adaptive speculative decoding; 0.5.11 and later). vLLM's value lists
-    [first batch size, last batch size, tokens], 0 being off.
+    [first batch size, last batch size, tokens], 0 being off. The simulated engine has the first form in one line.
     """
     spans = _spans(on, max((int(row.concurrency or 1) for row in rows), default=1))
     steps, topk = _argument(plan, "speculative-num-steps"), _argument(plan, "speculative-eagle-topk")
@@ -137,6 +137,10 @@ def _levers(on: Sequence[tuple[int, int]], rows: Sequence[Row], plan: Mapping[st
     if (tokens := _speculative_tokens(_argument(plan, "speculative-config"))) is not None:
         table = [[first, last, tokens if is_on else 0] for first, last, is_on in spans]
         return {"vllm num_speculative_tokens_per_batch_size": table}
+    if isinstance(drafts := _argument(plan, "speculative-tokens"), int) and drafts > 0:
+        return {
+            "simulated --speculative-tiers": ",".join(f"{first}:{drafts if is_on else 0}" for first, _, is_on in spans)
+        }
     return {}
 
 

@@ -27,7 +27,7 @@ from harness.stats.intervals import (
     with_floor,
 )
 from harness.stats.level import Reason
-from harness.stats.speculation import Explained, acceptance, explain
+from harness.stats.speculation import Acceptance, Explained, acceptance, explain
 
 SECONDARY = ("per_request_tok_s", "tpot_s", "ttft_s", "e2e_s")
 FEWEST_SLICES = 4  # below that a level's slices say nothing about its spread
@@ -118,12 +118,9 @@ def row_of(
         p: its p-value, adjusted for the whole table.
     """
     concurrency = level.get("concurrency") if level.get("mode") != "serial" else 1
-    head: dict[str, Any] = {
-        "key": key,
-        "level": dict(level),
-        "concurrency": concurrency,
-        "notes": _cautions(sides, key),
-    }
+    accepted = _acceptances(sides, key)
+    notes = (*_cautions(sides, key), *_disagreements(accepted))
+    head: dict[str, Any] = {"key": key, "level": dict(level), "concurrency": concurrency, "notes": notes}
     if contrast is None:
         return Row(**head, verdict="not comparable", reasons=(*blockers, *_missing(sides, key)))
     how = sides.how
@@ -131,7 +128,8 @@ def row_of(
     if blockers:
         verdict, reasons = "not comparable", blockers
     secondary = {metric: _estimate(sides, key, metric) for metric in SECONDARY if metric != how.metric}
-    lengths = _acceptance(sides, key)
+    known = {name: [one.level for one in launches if one.level is not None] for name, launches in accepted.items()}
+    lengths = {name: float(np.mean(levels)) for name, levels in known.items() if levels}
     return Row(
         **head,
         verdict=verdict,
@@ -175,19 +173,26 @@ def _within(sides: Sides, key: str) -> Interval | None:
     return resample([one], [other], confidence=sides.how.confidence)
 
 
-def _acceptance(sides: Sides, key: str) -> dict[str, float]:
-    """Tokens a step of each arm that speculates: the mean over its launches."""
-    lengths = {}
-    for arm in (sides.base, sides.treatment):
-        found = [
-            length
+def _acceptances(sides: Sides, key: str) -> dict[str, list[Acceptance]]:
+    """What speculation did in each launch of each arm that has the level."""
+    return {
+        arm.name: [
+            acceptance(result, launch.records.get(key, ()))
             for launch in arm.launches
             if (result := launch.results.get(key)) is not None
-            and (length := acceptance(result, launch.records.get(key, ())).level) is not None
         ]
-        if found:
-            lengths[arm.name] = float(np.mean(found))
-    return lengths
+        for arm in (sides.base, sides.treatment)
+    }
+
+
+def _disagreements(accepted: Mapping[str, Sequence[Acceptance]]) -> tuple[str, ...]:
+    """Where two ways to an accept length differ, by arm."""
+    return tuple(
+        f"`{name}`: {finding.message}"
+        for name, launches in accepted.items()
+        for launch in launches
+        for finding in launch.findings
+    )
 
 
 def _explained(sides: Sides, tpot: Estimate | None, lengths: Mapping[str, float]) -> Explained | None:

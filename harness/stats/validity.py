@@ -28,7 +28,7 @@ class Limits:
         counts_apart: relative distance between two counts of the same tokens.
         in_flight_share: share of the steady window's slots that must have been busy on average.
         drift: relative change of throughput from the first to the second half of the steady window.
-        lag_share: client lag (p99) as a share of the median chunk gap, where the kernel did not stamp arrivals.
+        lag_share: client lag (p99) as a share of a median request; a closed loop's next request leaves that much late.
         skew_s: how late requests may leave (p99).
         client_cpu: busy share of one client process.
         merged_share: share of chunks whose arrival is known only as an interval.
@@ -39,7 +39,7 @@ class Limits:
     counts_apart: float = 0.02
     in_flight_share: float = 0.90
     drift: float = 0.05
-    lag_share: float = 0.25
+    lag_share: float = 0.02
     skew_s: float = 0.050
     client_cpu: float = 0.90
     merged_share: float = 0.20
@@ -203,9 +203,11 @@ def _machine(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 def _client(result: LevelResult, context: Context) -> Iterator[Finding]:
     limits, client = context.limits, result.client
-    lag, gap = _number(client, "lag_p99_s"), _median(result, "chunk_gap_s")
-    if not client.get("kernel_stamps") and lag and gap and lag > limits.lag_share * gap:
-        message = f"the client read {lag * 1e3:.1f} ms late (p99) and chunks are {gap * 1e3:.1f} ms apart"
+    lag, answer = _number(client, "lag_p99_s"), _median(result, "e2e_s")
+    if result.level.get("mode") != "open" and lag and answer and lag > limits.lag_share * answer:
+        message = (
+            f"the client read {lag * 1e3:.1f} ms late (p99), {lag / answer:.0%} of a request: slots wait that long"
+        )
         yield Finding("suspect", "client-bound", message)
     busy = _number(client, "cpu_share")
     if busy is not None and busy > limits.client_cpu:
@@ -222,6 +224,7 @@ def _client(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 def _counts(result: LevelResult, context: Context) -> Iterator[Finding]:
     limit = context.limits.counts_apart
+    yield from _server_count(result, context)
     for source, count in context.counts.items():
         if apart(count, result.output_tokens) > limit:
             message = f"{source} counts {count:g} output tokens, the requests {result.output_tokens}"
@@ -231,6 +234,17 @@ def _counts(result: LevelResult, context: Context) -> Iterator[Finding]:
         if measured is not None and apart(rate, measured) > limit:
             message = f"{source} says {rate:.1f} tok/s, the client measured {measured:.1f}"
             yield Finding("suspect", "counts-disagree", f"{message}: {apart(rate, measured):.1%} apart")
+
+
+def _server_count(result: LevelResult, context: Context) -> Iterator[Finding]:
+    """The server's own counter over the level against all its requests, warm-up included, if every one ended well."""
+    counted = _number(result.server, "generated_tokens")
+    known = [record.output_tokens for record in context.records if record.ok and record.output_tokens is not None]
+    if counted is None or not known or len(known) < len(context.records):
+        return
+    if apart(counted, sum(known)) > context.limits.counts_apart:
+        message = f"the server's metrics count {counted:.0f} output tokens, the requests {sum(known)}"
+        yield Finding("suspect", "counts-disagree", f"{message}: {apart(counted, sum(known)):.1%} apart")
 
 
 RULES: tuple[Callable[[LevelResult, Context], Iterator[Finding]], ...] = (

@@ -35,6 +35,14 @@ def test_the_declared_treatment_may_differ_in_plan_and_in_the_servers_own_words(
     }
 
 
+def test_a_server_may_say_that_it_speculates_where_speculation_is_the_treatment():
+    base, treatment = arm("a", {"speculative": False}), arm("b", {"speculative": True})
+    assert check(base, treatment, Permission(treatment=["server.args.spec-*"])).blockers == ()
+    assert messages(check(base, treatment, Permission(treatment=["env"])).blockers) == [
+        "speculative differs (false / true)"
+    ]
+
+
 def test_anything_else_makes_the_arms_not_comparable_by_name():
     facts = {"env_id": "aaa", "driver": "580.65", "measurement": "1"}
     base = arm("a", SAME, facts=facts)

@@ -369,6 +369,11 @@ def test_vllms_lever_is_a_list_of_batch_size_ranges():
     assert policy.levers == {"vllm num_speculative_tokens_per_batch_size": [[1, last, 3], [last + 1, 64, 0]]}
 
 
+def test_the_simulated_engines_lever_is_a_line_of_tiers():
+    policy = compare(arm("base", *BASE), arm("spec", *WINS_BELOW, plan={"server.args.speculative-tokens": 4})).policy
+    assert policy.levers == {"simulated --speculative-tiers": f"1:4,{policy.on[0][1] + 1}:0"}
+
+
 @pytest.mark.parametrize(
     ("factor", "decision"), [(1.3, "go"), (0.7, "no-go"), (1.0, "no-go")], ids=["better", "worse", "equivalent"]
 )
