@@ -5,6 +5,7 @@ so that a reader, or a run that was killed, never sees half of one.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -103,15 +104,26 @@ def read_json(path: Path) -> Any:
 def append_line(path: Path, line: str, *, sync: bool = False) -> None:
     """Append one line in one write, so that concurrent readers see whole lines only.
 
-    A file that is not there yet is made for its owner alone: what is appended to belongs to a run.
+    A file that is not there yet is made for its owner alone: what is appended to belongs to a run. A line that a killed
+    writer left torn is ended first, so that it costs itself and not the new one.
+
+    Raises:
+        InputError: it cannot be written, or not whole (the disk is full).
     """
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(handle, line.encode() + b"\n")
-        if sync:
-            os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(handle).st_size
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            data = (b"\n" if torn else b"") + line.encode() + b"\n"
+            if os.write(handle, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InputError(f"cannot write `{path}`: {error.strerror}") from error
 
 
 def read_json_lines(path: Path) -> Iterator[Any]:

@@ -40,6 +40,19 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert list(read_json_lines(path)) == [{"a": 1}, {"a": 2}]
 
 
+def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a":1}\n{"a":')
+    append_line(path, '{"a":2}')
+    assert list(read_json_lines(path)) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"cannot write `.*lines\.jsonl`: No space left on device"):
+        append_line(tmp_path / "lines.jsonl", "{}")
+
+
 def test_a_file_is_digested_in_blocks(tmp_path: Path) -> None:
     data = os.urandom((1 << 20) + 17)
     (tmp_path / "f").write_bytes(data)
