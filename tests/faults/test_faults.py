@@ -1,0 +1,176 @@
+"""Every fault of the matrix, injected into a whole run from outside: right exit code and class, nothing left running,
+nothing lost, and a resumed run that equals an undisturbed one in everything but times."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.matrix import Case, cases
+from processes import carriers, until
+from ruamel.yaml import YAML
+
+from harness.load.records import RequestRecord
+from harness.run import reaper, store
+
+HERE = Path(__file__).parent
+CASES = list(cases())
+LIMIT_S = 150.0
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+
+class Table:
+    """What was injected and what came out, for docs/reliability.md."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    found = Table()
+    yield found
+    if target := os.environ.get("HARNESS_RELIABILITY"):
+        Path(target).write_text(json.dumps(found.rows, indent=1))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Runs without a fault, one for each recipe."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    known: dict[str, Path] = {}
+
+    def run(recipe: Path) -> Path:
+        key = recipe.read_text()
+        if key not in known:
+            name = f"undisturbed-{len(known)}"
+            done = harness(folder, name, recipe)
+            assert done.returncode == 0, done.stderr
+            known[key] = folder / "runs" / name
+        return known[key]
+
+    return run
+
+
+def harness(
+    folder: Path, name: str, recipe: Path, *more: str, breaks: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    start = [str(HERE / "driver.py"), *breaks, "--"] if breaks else ["-m", "harness"]
+    words = ["run", str(recipe), "--out", "runs", "--no-publish", *more]
+    with (folder / f"{name}.err").open("w+") as errors:  # a file: what outlives the harness holds no pipe of ours
+        done = subprocess.run(
+            [sys.executable, *start, *words, *(() if more else ("--name", name))],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, "HARNESS_FAULT": name, "HARNESS_PROJECT": str(HERE.parent.parent)},
+        )
+        errors.seek(0)
+        return subprocess.CompletedProcess(done.args, done.returncode, "", errors.read())
+
+
+def anybody(name: str) -> list[int]:
+    """Who is left of a run: servers by their mark, helpers of the harness by the variable we gave it."""
+    return [*carriers(f"{name}/"), *(pid for pid, seen in reaper.scan().items() if seen.alive and _ours(pid, name))]
+
+
+def _ours(pid: int, name: str) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return f"HARNESS_FAULT={name}".encode() in words and b"unruly.py" not in argv  # the stranger is not ours
+
+
+def recipe_of(case: Case, folder: Path) -> Path:
+    yaml = YAML()
+    data = yaml.load(HERE / "recipe.yaml")
+    target = folder / "recipe.yaml"
+    with target.open("w") as stream:
+        data.update(case.changes)
+        yaml.dump(data, stream)
+    return target
+
+
+def lines_of(run: Path) -> Counter[str]:
+    """Every whole line that is stored of any request, set-aside attempts included."""
+    found: Counter[str] = Counter()
+    for path in run.glob("launches/*/levels/*/requests*.jsonl"):
+        if path.is_file():
+            found.update(line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
+    return found
+
+
+def substance(run: Path) -> Mapping[str, Any]:
+    """A run without its times."""
+    opened = store.open_run(run)
+    found: dict[str, Any] = {"state": opened.state()["state"]}
+    for launch, result in opened.levels():
+        level = str(result.level["name"])
+        records = [_essence(record) for record in opened.requests(launch, level) if record.phase == "measure"]
+        found[f"{launch} {level}"] = {
+            "cell_id": result.cell_id,
+            "ok": f"{result.ok} of {result.requests}",
+            "output_tokens": result.output_tokens,
+            "prompt_tokens": result.prompt_tokens,
+            "requests": sorted(records),
+        }
+    return found
+
+
+def _essence(record: RequestRecord) -> tuple[Any, ...]:
+    return (record.prompt_id, record.ok, record.output_tokens, record.finish_reason, record.text_sha256)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_fault_ends_well(case: Case, tmp_path: Path, undisturbed: Any, table: Table) -> None:
+    recipe, run = recipe_of(case, tmp_path), tmp_path / "runs" / case.name
+    done = harness(tmp_path, case.name, recipe, breaks=case.breaks)
+    code = 128 - done.returncode if done.returncode < 0 else done.returncode
+    assert code == case.exit, done.stderr
+    assert re.search(case.says, done.stderr), done.stderr
+    assert code == 137 or "Traceback" not in done.stderr, done.stderr
+    until(lambda: not anybody(case.name), f"everything of {case.name} to be gone")
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "harness", "show", str(run)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert shown.returncode == 0, shown.stderr
+
+    before = lines_of(run)
+    if not case.whole:
+        again = harness(tmp_path, case.name, recipe, "--resume")
+        assert again.returncode == 0, again.stderr
+        assert not anybody(case.name)
+    lost = before - lines_of(run)
+    assert not lost
+    assert [path.name for path in run.parent.iterdir()] == [case.name]
+    assert substance(run) == substance(undisturbed(recipe))
+    said = re.search(case.says, done.stderr)
+    table.rows[case.name] = {
+        "group": case.group,
+        "what": case.what,
+        "exit": code,
+        "said": said.group(0) if said and case.says else "",
+        "resumed": not case.whole,
+        "kept": sum(before.values()),
+    }
+
+
+def test_there_are_at_least_forty_faults_and_no_two_are_the_same() -> None:
+    assert len(CASES) >= 40
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert len({(case.breaks, str(case.changes)) for case in CASES}) == len(CASES)
