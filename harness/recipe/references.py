@@ -6,12 +6,13 @@ that is what scripts print; it has no raw data, so no interval can be made from 
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from harness.errors import InputError
 from harness.stats.arms import PRIMARY, Arm, Cell, Launch, level_key
+from harness.stats.compare import Comparison, Settings, compare
 from harness.stats.consistency import SerialCheck, serial_against_closed
 from harness.strict import Strict, parse, read
 
@@ -65,11 +66,11 @@ class Reference(Strict):
     flags: str | None = None
     levels: list[PublishedLevel] = Field(min_length=1)
 
-    def as_arm(self) -> Arm:
-        """The reference as an arm of one launch, marked as published."""
+    def as_arm(self, name: str | None = None) -> Arm:
+        """The reference as an arm of one launch, marked as published; called by its arm's name unless another is given."""
         cells = tuple(_cell(level) for level in self.levels)
         launch = Launch(launch=self.reference, block=0, cells=cells)
-        return Arm(name=self.arm, launches=(launch,), published=f"{self.reference}: {self.source}")
+        return Arm(name=name or self.arm, launches=(launch,), published=f"{self.reference}: {self.source}")
 
 
 def load(path: Path) -> Reference:
@@ -94,6 +95,44 @@ def is_reference(path: Path) -> bool:
         return "reference" in read(path).data
     except InputError:
         return False
+
+
+class Published(NamedTuple):
+    """References against the first of them, and what the folder says about their servers by other methods."""
+
+    comparisons: tuple[Comparison, ...]
+    serial: tuple[SerialCheck, ...]
+
+
+def compare_published(paths: Sequence[Path], settings: Settings | None = None) -> Published:
+    """Compare references: the first is the base.
+
+    The serial figures of the same servers, wherever the references' folders hold them, are set against the closed loops
+    at C=1, so that a table never hides that another method said something else.
+
+    Args:
+        paths: two reference files or more.
+        settings: of the comparison.
+
+    Raises:
+        InputError: a file is wrong, or there is only one.
+    """
+    base, *others = [load(path) for path in paths]
+    if not others:
+        raise InputError(f"`{paths[0]}` is one published arm: nothing to compare", hint="name a second reference")
+    servers = {base.server, *(other.server for other in others)}
+    siblings = [found for folder in sorted({path.parent for path in paths}) for found in load_all(folder)]
+    return Published(
+        comparisons=tuple(compare(*_named(base, other), settings) for other in others),
+        serial=tuple(disagreements([found for found in siblings if found.server in servers])),
+    )
+
+
+def _named(base: Reference, other: Reference) -> tuple[Arm, Arm]:
+    """Both as arms; by their references' names where the arms' names would not tell them apart."""
+    if base.arm == other.arm:
+        return base.as_arm(base.reference), other.as_arm(other.reference)
+    return base.as_arm(), other.as_arm()
 
 
 def disagreements(references: Sequence[Reference], margin: float = 0.02) -> list[SerialCheck]:

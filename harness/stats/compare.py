@@ -188,7 +188,6 @@ def _notes(sides: Sides, rows: Sequence[Row], fairness: Fairness) -> tuple[str, 
     notes += [f"`{arm.name}` is simulated" for arm in arms if arm.simulated]
     if "effective" not in fairness.checked:
         notes.append("fairness of the effective configuration was not checked: it is not known for both arms")
-    notes += [reason.message for reason in fairness.warnings]
     if min((row.estimate.launches for row in rows if row.estimate), default=0) == 1 and sides.how.noise is None:
         notes.append("1 launch an arm: no interval is possible, and a second launch may move every number")
     return tuple(notes)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.recipe.references import disagreements, is_reference, load, load_all
+from harness.recipe.references import compare_published, disagreements, is_reference, load, load_all
 from harness.stats.compare import compare
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "references"
@@ -78,3 +78,22 @@ def test_a_recipe_is_no_reference(tmp_path):
     assert not is_reference(recipe)
     assert not is_reference(tmp_path)
     assert is_reference(FOLDER / "eagle3-cu13-serial.yaml")
+
+
+def test_comparing_references_brings_up_what_other_methods_said_of_their_servers():
+    found = compare_published([FOLDER / f"{arm}-cu13-coding-prompts.yaml" for arm in ("baseline", "eagle3")])
+    [comparison] = found.comparisons
+    assert (comparison.base, comparison.treatment) == ("baseline", "eagle3")
+    assert len([check for check in found.serial if check.agree is False]) == 2
+    assert "eagle3-cu13-serial against eagle3-cu13-coding-prompts" in " ".join(check.message for check in found.serial)
+
+
+def test_two_references_of_one_arm_go_by_their_own_names():
+    paths = [FOLDER / f"eagle3-cu13-{prompts}-prompts.yaml" for prompts in ("coding", "encyclopedic")]
+    [comparison] = compare_published(paths).comparisons
+    assert (comparison.base, comparison.treatment) == ("eagle3-cu13-coding-prompts", "eagle3-cu13-encyclopedic-prompts")
+
+
+def test_one_reference_is_nothing_to_compare():
+    with pytest.raises(InputError, match="is one published arm: nothing to compare"):
+        compare_published([FOLDER / "eagle3-cu13-serial.yaml"])
