@@ -200,7 +200,8 @@ GENERIC: tuple[Signature, ...] = (
     ),
     Signature(
         "too many open files",
-        r"Too many open files|\[Errno 24\]|EMFILE",
+        # vLLM warns of the possibility at every start under a hard limit, in the error's own words.
+        r"^(?!.*can cause fd limit errors).*(?:Too many open files|\[Errno 24\]|EMFILE)",
         "raise the limit: `ulimit -n 65536` before the run",
         decisive=True,
     ),
