@@ -67,7 +67,7 @@ class Reference(Strict):
     levels: list[PublishedLevel] = Field(min_length=1)
 
     def as_arm(self, name: str | None = None) -> Arm:
-        """The reference as an arm of one launch, marked as published; called by its arm's name unless another is given."""
+        """The reference as an arm of one launch, marked as published; by its arm's name unless another is given."""
         cells = tuple(_cell(level) for level in self.levels)
         launch = Launch(launch=self.reference, block=0, cells=cells)
         return Arm(name=name or self.arm, launches=(launch,), published=f"{self.reference}: {self.source}")
