@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from harness.env.fetch import Progress
     from harness.env.lock import Lock
     from harness.env.spec import EnvSpec
+    from harness.env.wheelhouse import Progress
 
 
 def register(verbs: Verbs) -> None:
@@ -173,9 +173,9 @@ def build(arguments: argparse.Namespace) -> int:
     from harness.env import build as building
 
     wanted, locked = _spec_and_lock(arguments.spec)
-    there = building.find(locked)
     with showing_progress(arguments.talk) as progress:
-        built = building.build(
+        there = building.sound(locked, arguments.python)
+        built = there or building.build(
             locked,
             wanted,
             offline=arguments.offline,

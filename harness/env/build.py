@@ -6,57 +6,47 @@ without a manifest is no environment, and is cleared away by the next build.
 """
 
 import os
-import platform
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import uv
 
 from harness import __version__
-from harness.env import fetch, manifest, overlay, patch, patch_file, places, system_libraries
+from harness.env import guard, interpreter, manifest, overlay, patch, patch_file, places, system_libraries
 from harness.env import lock as locks
-from harness.env.fetch import Progress, Silent
+from harness.env.built import Built, built_at, find
+from harness.env.interpreter import Interpreter
 from harness.env.locked import Lock
 from harness.env.manifest import Manifest
-from harness.env.spec import EnvSpec, Platform
+from harness.env.spec import EnvSpec
+from harness.env.wheelhouse import Progress, Silent, disk_hint, locked, verify
 from harness.errors import BuildError, LockError
 
+__all__ = ["Built", "build", "find", "sound"]
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A built environment.
 
-    Attributes:
-        path: its folder.
-        python: its interpreter.
-        site_packages: where its packages are.
-        env_id: the lock's identity.
-        python_version: its interpreter's version, as `3.12.1`.
-        variables: environment variables a process in it is to have: the spec's, and where the JIT
-            compilers keep their work.
+def sound(lock: Lock, python: str | None = None, progress: Progress | None = None) -> Built | None:
+    """The environment of a lock, if it was built and still holds what the lock says.
+
+    Args:
+        lock: what it shall hold.
+        python: the interpreter it must have been built with, if that matters.
+        progress: hears why a built environment is not sound.
     """
-
-    path: Path
-    python: Path
-    site_packages: Path
-    env_id: str
-    python_version: str
-    variables: Mapping[str, str]
-
-
-def find(lock: Lock) -> Built | None:
-    """The environment of a lock, if it was built; complete by its manifest."""
-    path = places.environments() / lock.env_id[:16]
-    found = manifest.read(path)
-    if found is None or found.env_id != lock.env_id or not (path / "bin" / "python").exists():
+    found = find(lock)
+    if found is None:
         return None
-    return _built(path, lock, found.python_version)
+    drifts = [str(drift) for drift in guard.check(found, lock)]
+    if python is not None and (asked := interpreter.choose(lock, python).version) != found.python_version:
+        drifts.append(f"built with Python {found.python_version}, asked for {asked}")
+    if drifts and progress is not None:
+        more = f" and {len(drifts) - 1} more" if drifts[1:] else ""
+        progress.say(f"built before, but not as it should be ({drifts[0]}{more}); building it anew")
+    return None if drifts else found
 
 
 def build(
@@ -68,7 +58,7 @@ def build(
     wheelhouse: Path | None = None,
     progress: Progress | None = None,
 ) -> Built:
-    """Have the environment of a lock; nothing is done when it is there already.
+    """Have the environment of a lock; nothing is done when it is there already and sound.
 
     Args:
         lock: what it shall hold.
@@ -83,115 +73,54 @@ def build(
         BuildError: this machine cannot hold it, a file is missing or wrong, or installing failed.
             Nothing is left behind.
     """
-    if found := find(lock):
+    if found := sound(lock, python):
         return found
     hears = progress or Silent()
     if differences := locks.check(spec, lock):
         raise LockError(
             f"the lock of `{spec.env}` is stale", details=differences[:20], hint=f"run `harness lock {spec.env}`"
         )
-    check_platform(lock.wanted.platform)
-    interpreter = _interpreter(lock, python)
+    interpreter.check_platform(lock.wanted.platform)
     path = places.environments() / lock.env_id[:16]
+    target = _Target(path, interpreter.choose(lock, python), wheelhouse or places.wheelhouse(), offline)
     try:
-        with fetch.locked(path.parent / f".{path.name}.lock", hears):
-            return find(lock) or _build(
-                lock, spec, _Target(path, interpreter, wheelhouse or places.wheelhouse(), offline), hears
-            )
+        with locked(path.parent / f".{path.name}.lock", hears):
+            return sound(lock, python, hears) or _build(lock, spec, target, hears)
     except OSError as error:
-        raise BuildError(f"cannot build in `{path.parent}`: {error.strerror}", hint=fetch.disk_hint(error)) from error
+        raise BuildError(f"cannot build in `{path.parent}`: {error.strerror}", hint=disk_hint(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     path: Path
-    interpreter: "Interpreter"
+    interpreter: Interpreter
     wheelhouse: Path
     offline: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
-    """A Python to build with: `version` as `3.12.1`."""
-
-    path: str
-    version: str
-
-    @property
-    def minor(self) -> str:
-        """As `3.12`."""
-        return ".".join(self.version.split(".")[:2])
-
-
-def check_platform(wanted: Platform) -> None:
-    """Refuse a machine that the lock is not for.
-
-    Raises:
-        BuildError: says what the machine is and what the lock wants.
-    """
-    hint = "locking works anywhere; build on such a machine, or in a container (`harness image`)"
-    if not sys.platform.startswith(wanted.os):
-        raise BuildError(f"this environment is for {wanted.os}, this machine runs {sys.platform}", hint=hint)
-    if platform.machine() != wanted.arch:
-        raise BuildError(f"this environment is for {wanted.arch}, this machine is {platform.machine()}", hint=hint)
-    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "no glibc").partition(" ")
-    if name != "glibc" or _numbers(version) < _numbers(wanted.glibc):
-        seen = f"{name} {version}"
-        raise BuildError(f"this environment needs glibc {wanted.glibc} or newer, this machine has {seen}", hint=hint)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def _interpreter(lock: Lock, asked: str | None) -> Interpreter:
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if asked is None and running in lock.pythons:
-        return _asked_version(sys.executable, lock)
-    if asked is not None and (found := _uv_python(asked)):
-        return _asked_version(found, lock)
-    for version in () if asked else reversed(lock.pythons):
-        if found := _uv_python(version):
-            return _asked_version(found, lock)
-    wanted = asked or " or ".join(lock.pythons)
-    raise BuildError(
-        f"no Python {wanted} on this machine, which `{lock.name}` needs",
-        hint="install one (`uv python install`, or the system's packages), or name one with `--python`",
-    )
-
-
-def _uv_python(request: str) -> str | None:
-    command = [uv.find_uv_bin(), "python", "find", "--no-project", "--no-python-downloads", request]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() if answer.returncode == 0 else None
-
-
-def _asked_version(path: str, lock: Lock) -> Interpreter:
-    code = "import platform; print(platform.python_version())"
-    answer = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, check=False)
-    found = Interpreter(path, answer.stdout.strip())
-    if answer.returncode or found.minor not in lock.pythons:
-        wanted = " or ".join(lock.pythons)
-        raise BuildError(f"`{path}` is Python {found.version or '?'}, `{lock.name}` is locked for {wanted}")
-    return found
-
-
 def _build(lock: Lock, spec: EnvSpec, target: _Target, progress: Progress) -> Built:
-    minor = target.interpreter.minor
-    if not target.offline:
-        progress.say(f"fetching {lock.name} for Python {minor}")
-        fetch.fetch(lock, spec, target.wheelhouse, [minor], progress)
-    wheels = fetch.verify(lock, target.wheelhouse, minor)
+    wheels = _wheels(lock, spec, target, progress)
     _clear(target.path)
     try:
         progress.say(f"installing {len(wheels)} packages")
         _install(lock, target, wheels)
-        built = _built(target.path, lock, target.interpreter.version)
+        built = built_at(target.path, lock, target.interpreter.version)
         _finish(lock, spec, built, progress)
     except BaseException:
         shutil.rmtree(target.path, ignore_errors=True)
         raise
     return built
+
+
+def _wheels(lock: Lock, spec: EnvSpec, target: _Target, progress: Progress) -> list[Path]:
+    """The verified files to install."""
+    minor = target.interpreter.minor
+    if target.offline:
+        return verify(lock, target.wheelhouse, minor)
+    from harness.env.fetch import fetch  # noqa: PLC0415  (an HTTP client, which a finished build must not cost)
+
+    progress.say(f"fetching {lock.name} for Python {minor}")
+    return fetch(lock, spec, target.wheelhouse, [minor], progress)
 
 
 def _clear(path: Path) -> None:
@@ -272,30 +201,3 @@ def _finish(lock: Lock, spec: EnvSpec, built: Built, progress: Progress) -> None
     if installed := manifest.installed(built.site_packages).keys() ^ expected.keys():
         raise BuildError("what was installed is not what the lock names", details=sorted(installed))
     manifest.write(built.path, made, built.site_packages)
-
-
-def _built(path: Path, lock: Lock, python_version: str) -> Built:
-    minor = ".".join(python_version.split(".")[:2])
-    return Built(
-        path=path,
-        python=path / "bin" / "python",
-        site_packages=path / "lib" / f"python{minor}" / "site-packages",
-        env_id=lock.env_id,
-        python_version=python_version,
-        variables={**jit_variables(lock.env_id), **lock.wanted.variables},
-    )
-
-
-def jit_variables(env_id: str) -> dict[str, str]:
-    """Where just-in-time compilers keep their work: a folder of this env_id's own, since a kernel compiled for one
-    set of packages must never be loaded by another."""
-    cache = places.jit_cache(env_id)
-    return {
-        "CUTE_DSL_CACHE_DIR": str(cache / "cute-dsl"),
-        "FLASHINFER_WORKSPACE_BASE": str(cache / "flashinfer"),
-        "SGLANG_JIT_CACHE_DIR": str(cache / "sglang"),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TORCH_EXTENSIONS_DIR": str(cache / "torch-extensions"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-        "TVM_FFI_CACHE_DIR": str(cache / "tvm-ffi"),
-    }

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness import files
 from harness.env import manifest, system_libraries
-from harness.env.build import Built
+from harness.env.built import Built
 from harness.env.locked import Lock
 
 _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")

@@ -348,7 +348,7 @@ def test_a_machine_the_lock_is_not_for_can_lock_and_cannot_build(platform: str, 
 
 def test_another_system_than_linux_is_refused_in_a_build(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     demo(here)
-    monkeypatch.setattr("harness.env.build.sys.platform", "darwin")
+    monkeypatch.setattr("harness.env.interpreter.sys.platform", "darwin")
     said = here.run("build", "demo")
     monkeypatch.undo()
 
@@ -412,3 +412,20 @@ def test_a_source_distribution_is_refused_until_the_spec_allows_it(here: Project
     assert here.run("lock", "demo").code == 0
     answer = here.run("build", "demo", "--json").json
     assert python(answer, "import tool; print(tool.built)") == "True"
+
+
+def test_a_drifted_environment_is_built_anew_and_the_reason_is_said(here: Project) -> None:
+    demo(here)
+    answer = here.run("build", "demo", "--json").json
+    (installed,) = Path(answer["path"]).rglob("site-packages/server/__init__.py")
+    was = installed.stat().st_size
+    installed.write_text("__version__ = 'by hand'\n")
+
+    said = here.run("build", "demo", "--json")
+
+    assert said.json["reused"] is False
+    assert (
+        f"built before, but not as it should be (file `server/__init__.py`: locked {was} bytes as built, "
+        "live 24 bytes, edited since); building it anew"
+    ) in said.err.splitlines()
+    assert python(said.json, "import server; print(server.__version__)") == "1.2"

@@ -13,7 +13,7 @@ import pytest
 from fakes.projects import Project, project
 
 from harness.env import build, guard, lock, places, spec, system_libraries
-from harness.env.build import Built
+from harness.env.built import Built
 from harness.env.lock import Lock
 
 BEFORE = "limit = {9: 64}\n"
