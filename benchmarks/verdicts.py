@@ -269,7 +269,8 @@ of known shape, through the functions that `harness compare` uses. No server was
 * **A whole table makes one false claim in twenty tables**, not one in twenty levels: levels are tested in the order of
   their sum of squares, each at 5 %, up to the first that is not significant (Kropf and Läuter 2002). That is exact for
   normal noise from two launches on, however much the levels of a launch move together. A permutation test cannot reach
-  5 % with fewer than six launch pairs, and a bootstrap of few launches is too sure of itself, as the table shows.
+  5 % with fewer than six launch pairs, and a bootstrap of few launches is too sure of itself, as the table shows. The
+  price: a level that is both noisy and far from 1 comes early and holds up those behind it; their rows say so.
 * **Equivalent** means that two one-sided tests place the ratio within the margin (2 %; Schuirmann 1987); it goes before
   better and worse. **Unresolved** says how many more launches would probably settle it (power 80 %, noncentral t).
 * With **one launch an arm** there is no interval. A difference above 10 % is called, with that reason; a smaller one

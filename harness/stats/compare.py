@@ -20,7 +20,7 @@ from harness.stats.fairness import Fairness, check, cumulative_acceptance
 from harness.stats.intervals import ordered
 from harness.stats.level import Reason
 from harness.stats.policy import decide
-from harness.stats.rows import Settings, Sides, contrast_of, logs, pairs, row_of, scales
+from harness.stats.rows import Settings, Sides, contrast_of, logs, pairs, row_of
 from harness.stats.saturation import saturation
 
 __all__ = ["Comparison", "NoiseFloor", "Row", "Settings", "compare", "compare_all", "noise_floor"]
@@ -117,7 +117,7 @@ def noise_floor(one: Arm, other: Arm, source: str, settings: Settings | None = N
 def _rows(sides: Sides, blockers: tuple[Reason, ...]) -> tuple[Row, ...]:
     levels = _levels(sides.base, sides.treatment)
     contrasts = {key: found for key in levels if (found := contrast_of(sides, key, sides.how.metric))}
-    adjusted = ordered(list(contrasts.values()), scales(sides, list(contrasts)))
+    adjusted = ordered(list(contrasts.values()))
     p_values = dict(zip(contrasts, adjusted, strict=True))
     return tuple(
         row_of(sides, key, level, blockers, contrasts.get(key), p_values.get(key)) for key, level in levels.items()

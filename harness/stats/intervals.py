@@ -174,12 +174,13 @@ def ordered(contrasts: Sequence[Contrast], scales: Sequence[float] | None = None
     significant: Kropf and Läuter, Biometrical Journal 44 (2002) 789-800. Given the sum of squares the t statistic
     keeps its distribution, so the chance of any false claim is exactly alpha for normal errors, whatever the
     correlation between the levels of a launch (and they are correlated: they share it), and down to two launches an
-    arm, where neither a permutation nor a bootstrap has enough arrangements to reach 5 %.
+    arm, where neither a permutation nor a bootstrap has enough arrangements to reach 5 %. The price: a level that is
+    both noisy and far from 0 comes early, and holds up the levels behind it until it is certain.
 
     Args:
         contrasts: one a level.
-        scales: the standard deviation to divide each level by before ordering, from data independent of the
-            launches' means (the spread within a launch), so that a noisy level does not bar the way. All 1 if None.
+        scales: how the contrasts' standard deviations relate by design (an interaction's is twice a main effect's), to
+            be divided out before ordering. All 1 if None. It must not come from the same launches.
 
     Returns:
         The running largest p in that order, one a level; None where a level has no error.

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from harness.stats.arms import HIGHER_IS_BETTER, PRIMARY, Arm, Cell
+from harness.stats.arms import HIGHER_IS_BETTER, PRIMARY, Arm
 from harness.stats.comparison import Estimate, NoiseFloor, Row, RowVerdict
 from harness.stats.fairness import Permission
 from harness.stats.intervals import (
@@ -218,9 +218,13 @@ def _verdict(contrast: Contrast, p: float | None, how: Settings) -> tuple[RowVer
     seen = f"{math.expm1(low):+.1%} to {math.expm1(high):+.1%} over {contrast.launches} launches an arm"
     if low > 0 or high < 0:
         seen += "; this level alone excludes 0, the whole table does not yet"
-    plan = f"more than {MOST_LAUNCHES}" if more is None else str(more)
-    message = f"{seen}; {plan} more launches an arm would probably settle it"
+    plan = f"{MOST_LAUNCHES} launches an arm would not" if more is None else f"{_launches(more)} an arm would probably"
+    message = f"{seen}; {plan} settle it"
     return "unresolved", (Reason(code="unresolved", message=message),)
+
+
+def _launches(more: int) -> str:
+    return "1 more launch" if more == 1 else f"{more} more launches"
 
 
 def _one_launch(contrast: Contrast, how: Settings) -> tuple[RowVerdict, tuple[Reason, ...]]:
@@ -278,23 +282,3 @@ def _cautions(sides: Sides, key: str) -> tuple[str, ...]:
             if cell is not None and cell.state != "valid":
                 notes.append(f"`{arm.name}` launch {launch.launch} is {cell.state}: {'; '.join(cell.reasons)}")
     return tuple(notes)
-
-
-def scales(sides: Sides, keys: Sequence[str]) -> list[float] | None:
-    """Each level's relative spread within its launches, where all levels have slices; independent of launch means."""
-    spreads = []
-    for key in keys:
-        parts = [_spread(cell) for arm in (sides.base, sides.treatment) for _, cell in arm.cells(key)]
-        known = [part for part in parts if part]
-        if not known:
-            return None
-        spreads.append(float(np.sqrt(np.mean(np.square(known)))))
-    return spreads
-
-
-def _spread(cell: Cell) -> float | None:
-    """Relative standard error of a level's throughput, from its slices."""
-    slices = np.asarray(cell.slices)
-    if len(slices) < FEWEST_SLICES or slices.mean() <= 0:
-        return None
-    return float(slices.std(ddof=1) / slices.mean() / math.sqrt(len(slices)))

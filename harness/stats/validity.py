@@ -39,7 +39,7 @@ class Limits:
     counts_apart: float = 0.02
     in_flight_share: float = 0.90
     drift: float = 0.05
-    lag_share: float = 0.02
+    lag_share: float = 0.10
     skew_s: float = 0.050
     client_cpu: float = 0.90
     merged_share: float = 0.20

@@ -169,11 +169,11 @@ def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
             "the GPU was shared with python (pid 4242)",
         ),
         (
-            level(client={"lag_p99_s": 0.03}, metrics={"e2e_s": Summary(n=30, p50=0.3)}),
+            level(client={"lag_p99_s": 0.045}, metrics={"e2e_s": Summary(n=30, p50=0.3)}),
             Context(),
             "suspect",
             "client-bound",
-            "the client read 30.0 ms late (p99), 10% of a request: slots wait that long",
+            "the client read 45.0 ms late (p99), 15% of a request: slots wait that long",
         ),
         (
             level(client={"cpu_share": 0.97}),
