@@ -23,7 +23,7 @@ from harness.strict import Document, Strict, suggest
 DEFAULT_INDEX = "default"
 _MINORS = tuple(f"3.{minor}" for minor in range(9, 20))
 _IMAGE = re.compile(r"[a-z0-9][\w./-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
-_CHECKS = ("imports", "one-owner", "record", "cuda-major", "abi", "arch", "versions")
+Check = Literal["imports", "one-owner", "record", "cuda-major", "abi", "arch", "versions"]
 
 
 class Platform(Strict):
@@ -142,7 +142,7 @@ class Wanted(Strict):
     overlays: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
     variables: dict[str, str] = Field(default_factory=dict)
-    checks: tuple[Literal[_CHECKS], ...] = ()  # type: ignore[valid-type]
+    checks: tuple[Check, ...] = ()
 
     @field_validator("python")
     @classmethod
@@ -255,7 +255,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> Document:
     chain = (*above, path.resolve())
     if not isinstance(base, str):
         raise InputError.of([document.fault(("extends",), f"`extends` must be the name of a spec, got `{base}`")])
-    parent = path.parent / (base if base.endswith(".yaml") else f"{base}.yaml")
+    parent = _parent(path, base)
     if parent.resolve() in chain:
         circle = " -> ".join(link.stem for link in (*chain[chain.index(parent.resolve()) :], parent))
         raise InputError.of([document.fault(("extends",), f"specs extend each other in a circle: {circle}")])
@@ -264,6 +264,16 @@ def _extended(path: Path, above: tuple[Path, ...]) -> Document:
         message = f"`extends`: there is no spec `{base}` in `{path.parent}`"
         raise InputError.of([document.fault(("extends",), message, suggest(base, known))])
     return strict.merge(_extended(parent, chain), document)
+
+
+def lineage(path: Path) -> list[Path]:
+    """The files a spec is made of: itself, what that extends, and so on. For a spec that `load` took."""
+    base = strict.read(path).data.get("extends")
+    return [path, *(lineage(_parent(path, str(base))) if base else ())]
+
+
+def _parent(path: Path, base: str) -> Path:
+    return path.parent / (base if base.endswith(".yaml") else f"{base}.yaml")
 
 
 def _name_fault(spec: EnvSpec, path: Path, document: Document) -> list[Fault]:
