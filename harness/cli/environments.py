@@ -73,13 +73,15 @@ def lock(arguments: argparse.Namespace) -> int:
 
 
 def _lock_one(name: str, arguments: argparse.Namespace) -> dict[str, object]:
+    from packaging.utils import canonicalize_name
+
     from harness.env import lock as locks
     from harness.env import places, spec
 
     path = places.spec_path(name)
     wanted, target = spec.load(path), places.lock_path(path)
     old = _old_lock(target, arguments.talk)
-    upgrade = locks.Upgrade(arguments.upgrade_all, tuple(arguments.upgrade))
+    upgrade = locks.Upgrade(arguments.upgrade_all, tuple(canonicalize_name(name) for name in arguments.upgrade))
     _known_packages(upgrade.packages, old)
     current = old is not None and not upgrade.moves and not locks.check(wanted, old)
     new = old if current and old is not None else locks.make(wanted, old, upgrade)

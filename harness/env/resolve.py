@@ -89,6 +89,10 @@ def _sources(spec: EnvSpec) -> dict[str, Index]:
     return found
 
 
+def _default() -> Index:
+    return indexes.locate(DEFAULT_INDEX, {}, Path())
+
+
 def _mirror(package: Package) -> Path | None:
     for folder in indexes.wheel_folders():
         for path in folder.glob("*.whl"):
@@ -151,7 +155,7 @@ def _uv_name(index: Index) -> str:
 
 def _preferences(old: Lock, sources: Mapping[str, Index], upgrade: Upgrade) -> str:
     """The old lock's pins in the form of a uv lock, which uv takes as preferences."""
-    default = indexes.default_address()
+    default = _default().address
     lines = ["version = 1", 'requires-python = ">=3.11"', "[options]", 'fork-strategy = "fewest"']
     for package in old.packages:
         if package.name in upgrade.packages:
@@ -189,11 +193,12 @@ def _uv_environment() -> dict[str, str]:
     }
     environment.pop("UV_INDEX_STRATEGY", None)
     environment.pop("VIRTUAL_ENV", None)
-    return {**environment, "UV_DEFAULT_INDEX": indexes.default_address(), "UV_PYTHON_DOWNLOADS": "never"}
+    return {**environment, "UV_DEFAULT_INDEX": _default().address, "UV_PYTHON_DOWNLOADS": "never"}
 
 
 def _explained(stderr: str, spec: EnvSpec, sources: Mapping[str, Index]) -> InputError:
     """uv's refusal in our form; its own explanation is kept, shortened."""
+    stderr = re.sub(r"://[^/\s@]+@", "://", stderr)  # an index address may hold a password
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     unreachable = re.search(
         r"(?:Failed to fetch|Failed to download|error sending request for url)\W+(\w+://[^\s`)]+)", stderr
@@ -225,7 +230,7 @@ def _short(lines: Sequence[str], limit: int = 24) -> list[str]:
 
 def _index_of(address: str, sources: Mapping[str, Index]) -> str:
     for index in sources.values():
-        if address.startswith(index.address.rstrip("/")):
+        if address.startswith(re.sub(r"://[^/@]+@", "://", index.address).rstrip("/")):
             return index.name
     return DEFAULT_INDEX
 

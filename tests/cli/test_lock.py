@@ -383,3 +383,21 @@ def test_an_unwritable_target_is_a_message(here: Project) -> None:
 
     assert said.code == 2
     assert said.err.startswith(f"error: cannot write `{here.lock('demo')}`: ")
+
+
+def test_a_default_index_that_cannot_be_reached_is_named_and_a_mirror_of_it_serves(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.wheel("server", "1.2")
+    here.spec("demo", "packages: [server==1.2]\n")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://user:secret@127.0.0.1:9/simple")
+
+    said = here.run("lock", "demo")
+    assert said.code == 2
+    assert said.err.startswith("error: `demo` cannot be locked: the index `default` cannot be reached\n")
+    assert said.err.endswith("\nhint: check the network, or set `HARNESS_INDEX_DEFAULT` to a mirror of it\n")
+    assert "secret" not in said.err
+
+    monkeypatch.setenv("HARNESS_INDEX_DEFAULT", here.index.address)
+    assert here.run("lock", "demo").code == 0
+    assert here.run("fetch", "demo").code == 0
