@@ -22,9 +22,9 @@ from typing import Literal, get_args
 import harness
 from harness.env import fetch, overlay, places, spec
 from harness.env import lock as locks
-from harness.env.fetch import Progress, Silent
 from harness.env.locked import Lock
 from harness.env.spec import EnvSpec
+from harness.env.wheelhouse import Progress, Silent, disk_hint
 from harness.errors import BuildError, InputError, LockError
 
 Engine = Literal["docker", "podman", "buildah"]
@@ -176,7 +176,7 @@ def build(wanted: Plan, engine: Engine, progress: Progress | None = None) -> str
             _run(engine, command(engine, wanted, str(context), str(id_file)), hears)
             return id_file.read_text().strip()
     except OSError as error:
-        raise BuildError(f"cannot build an image: {error}", hint=fetch.disk_hint(error)) from error
+        raise BuildError(f"cannot build an image: {error}", hint=disk_hint(error)) from error
 
 
 def _run(engine: Engine, words: Sequence[str], progress: Progress) -> None:
