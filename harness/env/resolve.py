@@ -80,7 +80,7 @@ def _sources(spec: EnvSpec) -> dict[str, Index]:
     found = {}
     for package in spec.packages:
         if package.index not in (None, DEFAULT_INDEX):
-            mirror = _mirror(package)
+            mirror = _mirror(package, spec)
             found[package.canonical_name] = (
                 Index(str(package.index), str(mirror))
                 if mirror
@@ -93,16 +93,21 @@ def _default() -> Index:
     return indexes.locate(DEFAULT_INDEX, {}, Path())
 
 
-def _mirror(package: Package) -> Path | None:
+def _mirror(package: Package, spec: EnvSpec) -> Path | None:
+    """A folder of wheels on this machine that holds a pin for every Python version of the spec."""
     for folder in indexes.wheel_folders():
-        for path in folder.glob("*.whl"):
-            try:
-                name, version, _, _ = parse_wheel_filename(path.name)
-            except InvalidWheelFilename:
-                continue
-            if name == package.canonical_name and str(version) == package.version:
-                return folder
+        wheels = [{"path": path.name} for path in folder.glob("*.whl") if _is_pin(path.name, package)]
+        if all(_best_wheel(wheels, python, spec.platform) for python in spec.pythons):
+            return folder
     return None
+
+
+def _is_pin(file: str, package: Package) -> bool:
+    try:
+        name, version, _, _ = parse_wheel_filename(file)
+    except InvalidWheelFilename:
+        return False
+    return name == package.canonical_name and str(version) == package.version
 
 
 def _project(spec: EnvSpec, sources: Mapping[str, Index]) -> str:
@@ -150,7 +155,8 @@ def _index_entry(index: Index) -> dict[str, Any]:
 
 
 def _uv_name(index: Index) -> str:
-    return f"{index.name}-folder" if index.folder else index.name
+    # Folders get a name of their own each: one index may be mirrored by several.
+    return f"{index.name}-{files.sha256_bytes(index.address.encode())[:8]}" if index.folder else index.name
 
 
 def _preferences(old: Lock, sources: Mapping[str, Index], upgrade: Upgrade) -> str:
@@ -260,7 +266,7 @@ def _packages(
                 index=sources[entry["name"]].name if entry["name"] in sources else DEFAULT_INDEX,
                 pythons=() if len(pythons) == len(spec.pythons) else tuple(pythons),
                 requires=_required(entry),
-                files=tuple(artefacts),
+                files=artefacts,
             )
         )
     if faults:
@@ -279,7 +285,7 @@ def _required(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _artefacts(
     entry: Mapping[str, Any], pythons: Sequence[str], platform: Platform, *, sdist: bool
-) -> Iterator[Artefact]:
+) -> tuple[Artefact, ...]:
     """The file each Python version gets, once each."""
     chosen: dict[str, list[str]] = {}
     sources: dict[str, Mapping[str, Any]] = {}
@@ -291,7 +297,7 @@ def _artefacts(
             raise LockError(f"`{entry['name']}` {entry['version']} has no wheel for {where}")
         chosen.setdefault(_file_name(source), []).append(python)
         sources[_file_name(source)] = source
-    return (
+    return tuple(
         _artefact(entry, name, sources[name], () if len(served) == len(pythons) else tuple(served))
         for name, served in chosen.items()
     )

@@ -223,15 +223,20 @@ def test_the_site_file_says_where_an_index_is_on_this_machine(here: Project, tmp
     assert locked(here, "demo")["kernel"]["version"] == "1.0+cu130"
 
 
-def test_an_artefact_without_sha256_is_refused(here: Project) -> None:
-    here.wheel("server", "1.2")
+def test_artefacts_without_sha256_are_refused_all_of_them_by_name(here: Project) -> None:
+    here.wheel("server", "1.2", requires=["parser"])
+    here.wheel("parser", "1.0")
     here.index.hashes = False
     here.spec("demo", "packages: [server==1.2]\n")
 
     said = here.run("lock", "demo")
 
     assert said.code == 3
-    assert "`server` 1.2: `server-1.2-py3-none-any.whl` has no sha256 at its index" in said.err
+    assert said.err.splitlines()[:3] == [
+        "error: `demo` cannot be locked: 2 packages lack what a lock needs",
+        "  `parser` 1.0: `parser-1.0-py3-none-any.whl` has no sha256 at its index",
+        "  `server` 1.2: `server-1.2-py3-none-any.whl` has no sha256 at its index",
+    ]
     assert not here.lock("demo").exists()
 
 
@@ -308,6 +313,26 @@ def test_a_folder_of_wheels_and_an_index_give_the_same_lock(
         assert here.run("lock", "demo").code == 0
         assert public.asked == []
     assert here.lock("demo").read_bytes() == from_index
+
+
+def test_a_folder_of_wheels_stands_in_only_if_it_serves_every_python(
+    here: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "links").mkdir()
+    make_wheel(tmp_path / "links", "torch", "2.13.0+cpu", tag="cp311-cp311-manylinux_2_28_x86_64")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    with served(PackageIndex(tmp_path / "public")) as public:
+        for python in ("cp311", "cp312"):
+            make_wheel(public.folder, "torch", "2.13.0+cpu", tag=f"{python}-{python}-manylinux_2_28_x86_64")
+        head = f"indexes: {{torch-cpu: '{public.address}'}}\n"
+        packages = "packages: [{name: torch, version: 2.13.0+cpu, index: torch-cpu}]\n"
+        here.spec("old", f'python: "3.11"\n{head}{packages}')
+        here.spec("both", f'python: ">=3.11,<3.13"\n{head}{packages}')
+
+        assert here.run("lock", "old").code == 0
+        assert public.asked == []
+        assert here.run("lock", "both").code == 0
+        assert len(locked(here, "both")["torch"]["files"]) == 2  # type: ignore[arg-type]
 
 
 def test_dependencies_in_the_spec_replace_what_a_package_asks_for(here: Project) -> None:
