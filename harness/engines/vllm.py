@@ -1,9 +1,9 @@
 """vLLM, 0.32 and 0.33: `vllm serve`.
 
-Read in the wheels of 0.32.0 and 0.33.0 and seen on a running 0.32.0 (CPU build). Traps to know: with a stream open
-SIGTERM hangs until the client leaves, so the client closes first and SIGINT is sent; its children rename themselves and
-outlive a SIGKILL of the parent, but share its process group; a stream may end in `[DONE]` after an error, and in
-`finish_reason: abort` with usage when the server is stopped.
+Read in the wheels of 0.32.0 and 0.33.0 and seen on a running 0.32.0 (CPU build). Traps to know: with a stream open a
+signal ends the engine at once, and the server then waits for its clients without end, so the client closes first; its
+children rename themselves and outlive a SIGKILL of the parent, but share its process group; a stream may end in
+`[DONE]` after an error, and in `finish_reason: abort` with usage when the server is stopped.
 """
 
 import re
@@ -39,7 +39,7 @@ _INFO = "/server_info?config_format=json"
 # Names of one launch, not of its configuration.
 _LAUNCH_ONLY = re.compile(
     r"(?:^|\.)(?:instance_id|.*_port|.*_port_list\.\d+|data_parallel_master_ip|master_addr|hf_token|.*api_key|"
-    r"served_model_name|local_cache_dir|cache_dir|debug_dump_path)$"
+    r"served_model_name|local_cache_dir|cache_dir|debug_dump_path|.*compilation_time)$"
 )
 # Copies of what stands elsewhere in the same answer.
 _COPIES = re.compile(r"^speculative_config\.(?:target|draft)_(?:model|parallel)_config\.")
@@ -93,8 +93,9 @@ class VLLM:
         Milestone("serving", r"Starting vLLM (?:API )?server"),
         Milestone("ready", r"Application startup complete"),
     )
-    # SIGTERM waits for open streams without end; SIGINT aborts them and leaves in about a second.
-    stop: StopPolicy = StopPolicy(signals=("SIGINT", "SIGTERM"), grace_s=20.0)
+    # Idle it leaves within two seconds. A client that holds a stream keeps it for good, and its handler takes every
+    # further signal for the same one: nothing but SIGKILL helps then.
+    stop: StopPolicy = StopPolicy(signals=("SIGINT",), grace_s=10.0)
     signatures: tuple[Signature, ...] = (
         Signature(
             "bad speculation",

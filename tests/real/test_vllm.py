@@ -124,7 +124,7 @@ def test_an_unknown_model_name_is_refused(ngram: Real) -> None:
     assert requests.post(ngram.url + path, json={**body, "model": "another"}, timeout=60).status_code == 404
 
 
-def test_stopping_with_a_stream_open_aborts_it_and_leaves_nobody(ngram: Real, ngram_texts: list[str]) -> None:
+def test_stopping_ends_though_clients_hold_their_streams(ngram: Real, ngram_texts: list[str]) -> None:
     launched = ngram.launched
     assert launched.process is not None
     family = [psutil.Process(launched.process.pid), *psutil.Process(launched.process.pid).children(recursive=True)]
@@ -157,8 +157,8 @@ def test_stopping_with_a_stream_open_aborts_it_and_leaves_nobody(ngram: Real, ng
         holder.join(60)
     assert report is not None
     assert report.ok, report.problems()
-    # SIGTERM would have waited for the streams without end; the policy's first signal is SIGINT.
-    assert time.monotonic() - began < launched.engine.stop.grace_s
+    # Left to itself it waits for the streams without end.
+    assert time.monotonic() - began < 60
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     # The stream looks complete but for its finish reason: `[DONE]` proves nothing.
     assert finish_of(events) in {"abort", None}
