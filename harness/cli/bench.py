@@ -1,7 +1,181 @@
-"""Verbs: bench."""
+"""Verbs: bench. A sweep over a server that already runs, without a recipe; the recipe it stood for is left behind."""
 
-from harness.cli.talk import Verbs
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from harness.cli.talk import Verbs, common
+from harness.errors import Fault, InputError, MeasurementError
+
+if TYPE_CHECKING:
+    from harness.run.store import Run
+
+_DIALECTS = ("chat", "completions", "generate")
 
 
 def register(verbs: Verbs) -> None:
     """Add this room's verbs."""
+    bench = common(verbs.add_parser("bench", help="sweep over a server that already runs, without a recipe"))
+    bench.add_argument("url", help="where it listens: http://127.0.0.1:8000")
+    bench.add_argument("-c", "--concurrency", metavar="N,N,...", help="levels of a closed loop (default: 1,2,5,10)")
+    bench.add_argument("--rate", metavar="R,R,...", help="levels of an open loop instead: requests a second")
+    bench.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="B", help="open loop: 1 is Poisson, less burstier"
+    )
+    bench.add_argument("-n", "--requests", type=int, metavar="N", help="requests a level (default: max(30, 4*C))")
+    bench.add_argument("--duration", type=float, metavar="S", help="seconds a level, instead of a number of requests")
+    bench.add_argument("--prompts", default="coding", metavar="SET", help="prompt set or JSONL file (default: coding)")
+    bench.add_argument("--max-tokens", type=int, default=512, metavar="N", help="tokens a request (default: 512)")
+    bench.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    bench.add_argument("--seed", type=int, default=0, metavar="N")
+    bench.add_argument("--dialect", choices=_DIALECTS, default="chat", help="how to ask (default: chat)")
+    bench.add_argument("--stop-early", action="store_true", help="let answers end by themselves (no ignore_eos)")
+    bench.add_argument("--warmup", type=int, default=0, metavar="N", help="unmeasured requests first (default: 0)")
+    bench.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    bench.add_argument("--name", help="name of the run folder (default: time, recipe and plan)")
+    bench.set_defaults(run=run_bench)
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """`harness bench`."""
+    recipe = recipe_of(arguments)
+    from harness.cli.live import LiveView
+    from harness.files import write_atomic
+    from harness.recipe import expand
+    from harness.recipe import plan as planning
+    from harness.recipe.gather import gather
+    from harness.recipe.site import load as load_site
+    from harness.run import store
+    from harness.run.run import execute
+
+    path = arguments.out / "recipes" / f"{recipe['recipe']}.yaml"
+    write_atomic(path, _yaml(recipe))
+    site = load_site()
+    expanded = expand.load(path)
+    plan = planning.make(expanded, gather(expanded, site))
+    run = store.create(arguments.out, plan, name=arguments.name)
+    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
+        outcome = execute(run, plan, site, _rows(arguments, view.tell))
+    return _finish(arguments, run, outcome.troubles)
+
+
+def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The recipe that a command line stands for.
+
+    Raises:
+        InputError: an option makes no sense; every fault at once.
+    """
+    faults: list[Fault] = []
+    where = urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
+    try:
+        port = where.port
+    except ValueError:
+        port = None
+        faults.append(Fault(f"`{arguments.url}` has no valid port"))
+    if where.scheme not in {"http", "https"} or not where.hostname:
+        faults.append(Fault(f"`{arguments.url}` is not a URL of a server", hint="like http://127.0.0.1:8000"))
+    if where.path not in {"", "/"}:
+        hint = "give the server's address alone; --dialect says which path is asked"
+        faults.append(Fault(f"`{arguments.url}` has a path", hint=hint))
+    sweep = _sweep(arguments, faults)
+    for name in ("requests", "max_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            faults.append(Fault(f"--{name.replace('_', '-')} must be at least 1, got {value}"))
+    if faults:
+        raise InputError.of(faults)
+    return {
+        "recipe": f"bench-{where.hostname}-{port or where.scheme}".replace(":", "-"),
+        "question": f"What does the server at {arguments.url} do?",
+        "server": {"engine": "attach", "url": f"{where.scheme}://{where.netloc}"},
+        "workload": {
+            "prompts": _prompts(arguments.prompts),
+            "max_tokens": arguments.max_tokens,
+            "temperature": arguments.temperature,
+            "seed": arguments.seed,
+            "ignore_eos": not arguments.stop_early,
+            "dialect": arguments.dialect,
+        },
+        "warmup": {"requests": arguments.warmup, "level_requests": 0},
+        "sweep": sweep,
+        "timeouts": {"start_s": 10.0},
+    }
+
+
+def _sweep(arguments: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
+    if arguments.rate and arguments.concurrency:
+        faults.append(Fault("--rate and --concurrency exclude each other"))
+    sweep: dict[str, Any] = {}
+    if arguments.rate:
+        sweep |= {"rate": _numbers("--rate", arguments.rate, float, faults), "burstiness": arguments.burstiness}
+    else:
+        sweep["concurrency"] = _numbers("--concurrency", arguments.concurrency or "1,2,5,10", int, faults)
+    if arguments.requests is not None:
+        sweep["requests"] = arguments.requests
+    if arguments.duration is not None:
+        sweep["duration_s"] = arguments.duration
+    return sweep
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float], faults: list[Fault]) -> list[float]:
+    numbers: list[float] = []
+    for part in text.split(","):
+        try:
+            value = kind(part)
+        except ValueError:
+            value = 0
+        if value <= 0:
+            what = "a whole number above zero" if kind is int else "a number above zero"
+            faults.append(Fault(f"{option}: `{part.strip()}` is not {what}"))
+        numbers.append(value)
+    return numbers
+
+
+def _prompts(name: str) -> str:
+    """A file is named from the working directory, as everything on a command line is."""
+    return str(Path(name).resolve()) if Path(name).is_file() else name
+
+
+def _yaml(recipe: dict[str, Any]) -> str:
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    text = StringIO()
+    YAML(typ="safe").dump(recipe, text)
+    return "# written by `harness bench`; `harness run` does the same again\n" + text.getvalue()
+
+
+def _rows(arguments: argparse.Namespace, tell: Any) -> Any:
+    """Print each level's row as it ends: the answer as far as it goes, on stdout."""
+    from harness.publish.tables import seeds_row
+
+    def told(kind: str, **facts: Any) -> None:
+        if kind == "level-done" and not arguments.talk.as_json:
+            sys.stdout.write(seeds_row(facts["result"]) + "\n")
+            sys.stdout.flush()
+        else:
+            tell(kind, **facts)
+
+    return told
+
+
+def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]) -> int:
+    from harness.publish.tables import levels_table
+
+    results = [result for _, result in run.levels()]
+    data = {"run": str(run.path), "levels": [result.model_dump(mode="json") for result in results]}
+    arguments.talk.data(data, levels_table(results, f"run {run.run_id}"))
+    for result in results:
+        for reason in result.verdict.reasons:
+            arguments.talk.line(f"{result.level['name']}: {result.verdict.state}: {reason.message}")
+    bad = [str(result.level["name"]) for result in results if result.verdict.state == "invalid"]
+    if bad or troubles:
+        raise MeasurementError(
+            f"run `{run.run_id}` ended, but not every level counts",
+            details=[*troubles, *(f"invalid: {name}" for name in bad)],
+            hint=f"`harness show {run.path}` says why",
+        )
+    return 0

@@ -90,7 +90,8 @@ def load(name: str, *, beside: Path | None = None) -> PromptSet:
 
 def _find(name: str, beside: Path) -> Path:
     given = Path(name)
-    folders = [beside, *beside.resolve().parents]
+    # The last place is the project that this harness itself lies in, for sweeps started outside any project.
+    folders = [beside, *beside.resolve().parents, Path(__file__).resolve().parents[2]]
     if given.suffix in {".jsonl", ".json"} or len(given.parts) > 1:
         path = given if given.is_absolute() else next((at / given for at in folders if (at / given).is_file()), given)
         if path.is_file():

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import requests
 
+from harness.engines import openai
 from harness.engines.engine import Dialect, Engine, Sampling, Server, Signature, StopPolicy
 from harness.errors import Interrupted, ServerError
 from harness.run import diagnose, logs, ports, privacy, reaper, supervise
@@ -285,7 +286,7 @@ class _Asking:
                     raise TimeoutError
             self.prove_ours()
             models = self._models(session)
-            return _Found(models, self._generates(session))
+            return _Found(models, self._generates(session, openai.model_names(models)))
 
     def _healthy(self, session: requests.Session) -> bool:
         try:
@@ -310,9 +311,9 @@ class _Asking:
             )
         return found
 
-    def _generates(self, session: requests.Session) -> dict[str, Any]:
+    def _generates(self, session: requests.Session, names: Sequence[str]) -> dict[str, Any]:
         """One real generation; a server that is healthy and cannot generate is not ready."""
-        name = self.server.model.name if self.server.model else "default"
+        name = self.server.model.name if self.server.model else next(iter(names), "default")
         prompt: Any = "Hello" if self.dialect != "chat" else [{"role": "user", "content": "Hello"}]
         path, body = self.engine.request(self.dialect, prompt, _PROBE, name)
         began = time.monotonic()

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.engines import get as engine_of
+from harness.engines import openai
 from harness.engines.engine import Engine, Model, Server
 from harness.env import build, guard, lock, places
 from harness.errors import HarnessError, InputError, LockError, ServerError
@@ -143,6 +144,8 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
     served = model(arm, found, job.site) or Model("", engine.name)
     with _live(job, planned, engine, server_of(arm, found, served if arm.model else None), found) as (live, answers):
         loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
+        if arm.model is None and (names := openai.model_names(live.models)):
+            served = Model("", names[0])  # a server that was running already says itself what requests call its model
         bench = Bench(job.run, planned, arm, engine, served, live, answers, loaded, job.tell, job.stop)
         sweep.warm_up(bench)
         for index, cell in enumerate(cells):
