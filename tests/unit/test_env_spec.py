@@ -195,3 +195,9 @@ def test_every_spec_of_the_project_loads() -> None:
         "sglang-0.5.9-cu130-sm120",
         "sglang-0.5.9-cu128",
     } <= {spec.load(folder / f"{name}.yaml").env for name in names}
+
+
+def test_the_documentation_names_every_key_of_a_spec() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "specs-and-locks.md").read_text()
+    documented = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert documented == {*spec.EnvSpec.model_fields, "extends"}
