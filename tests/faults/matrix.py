@@ -1,8 +1,10 @@
 """The faults: what is broken, and what must come out. `test_faults.py` breaks each, looks, and resumes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from harness.publish.tables import markdown_table
 
 
 @dataclass(frozen=True)
@@ -326,3 +328,36 @@ def policies() -> Iterator[Case]:
         group,
         {"on_failure": "skip-level"},
     )
+
+
+CASES = list(cases())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a fault: exit code, what the user was told, request lines stored right after it, resumed or not."""
+
+    exit: int
+    said: str
+    kept: int
+    resumed: bool
+
+
+def markdown(outcomes: Sequence[tuple[Case, Outcome]]) -> str:
+    """The fault table as Markdown, a table a group."""
+    lines: list[str] = []
+    for group in dict.fromkeys(case.group for case, _ in outcomes):
+        lines += ["", f"### {group[0].upper()}{group[1:]}", ""]
+        rows = [row(case, outcome) for case, outcome in outcomes if case.group == group]
+        lines += markdown_table(("fault", "what is broken", "exit", "the user reads", "afterwards"), rows)
+    total = len(outcomes)
+    return "\n".join(
+        [f"{total} faults; after every one of them nothing was left running and nothing stored was lost.", *lines]
+    )
+
+
+def row(case: Case, outcome: Outcome) -> tuple[str, ...]:
+    """One line of the fault table."""
+    said = f"`{outcome.said.removeprefix('did not start: ')}`" if outcome.said else "-"
+    after = "resumed; equals an undisturbed run" if outcome.resumed else "equals an undisturbed run"
+    return (case.name, case.what.replace("`", ""), str(outcome.exit), said, after)
