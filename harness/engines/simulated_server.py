@@ -133,9 +133,9 @@ class Simulation:
         reply = self.replies.get(request)
         if reply is None:
             return
-        if not reply.tokens(tokens):
+        reply.tokens(tokens)
+        if reply.over:
             self.batcher.cancel(request)
-        if request.done or reply.over:
             self.replies.pop(request, None)
 
     def _trip(self) -> None:

@@ -36,7 +36,9 @@ PROCESS: Mapping[str, Kind] = {
     "die-after-requests": Kind("SIGKILLs itself when so many generations have arrived", int, 1),
     "die-after-tokens": Kind("SIGKILLs itself when so many tokens were generated", int, 1),
     "crash-after-tokens": Kind("prints a CUDA error and exits with 1 when so many tokens were generated", int, 1),
-    "restart-after-requests": Kind("starts anew under its own pid, once, when so many generations have arrived", int, 1),
+    "restart-after-requests": Kind(
+        "starts anew under its own pid, once, when so many generations have arrived", int, 1
+    ),
     "freeze-after-tokens": Kind("generates nothing more after so many tokens, and stays healthy", int, 1),
     "slow-after-tokens": Kind("steps take twice as long after so many tokens", int, 1),
     "slow-decode": Kind("steps take so many times as long from the start", float, 4.0),

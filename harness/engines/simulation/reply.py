@@ -114,7 +114,7 @@ class Reply:
 
     def __init__(self, connection: Connection, asked: Ask, request: Request, writer: Writer, told: Told) -> None:
         self.asked = asked
-        self.told = told
+        self._told = told
         self.over = False
         self._connection = connection
         self._request = request
@@ -136,11 +136,11 @@ class Reply:
             self._end()
         return not self.over
 
-    def tokens(self, count: int) -> bool:
-        """Send the tokens of one step; False when the stream was broken and nothing more is wanted."""
+    def tokens(self, count: int) -> None:
+        """Send the tokens of one step; `over` when they were the last, or the stream was broken on purpose."""
         if self._half_way and self._request.produced * 2 >= self.asked.max_tokens:
             self._break(self._half_way)
-            return False
+            return
         text = self._writer.write(count)
         self._sent += count
         if not self.asked.stream or self.asked.path == GENERATE:
@@ -149,7 +149,6 @@ class Reply:
             self._connection.chunk(self._frame(text))
         if self._request.done:
             self._end()
-        return True
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -168,17 +167,17 @@ class Reply:
             choice = f'{{"index": 0, "text": "{text}", "finish_reason": null}}'
         usage = f', "usage": {json.dumps(self._usage(self._sent))}' if self.asked.running_usage else ""
         frame = f'data: {self._head}, "choices": [{choice}]{usage}}}\n\n'
-        if self.asked.path == CHAT and self._sent == self._request.produced and self._request.steps == 1:
+        if self.asked.path == CHAT and self._request.steps == 1:
             role = '{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}'
             frame = f'data: {self._head}, "choices": [{role}]}}\n\n' + frame
         return frame.encode()
 
     def _usage(self, tokens: int) -> dict[str, Any]:
         return {
-            "prompt_tokens": self.told.prompt_tokens,
+            "prompt_tokens": self._told.prompt_tokens,
             "completion_tokens": tokens,
-            "total_tokens": self.told.prompt_tokens + tokens,
-            "prompt_tokens_details": {"cached_tokens": self.told.cached_tokens},
+            "total_tokens": self._told.prompt_tokens + tokens,
+            "prompt_tokens_details": {"cached_tokens": self._told.cached_tokens},
         }
 
     def _meta(self, finish: str | None) -> dict[str, Any]:
@@ -186,9 +185,9 @@ class Reply:
         meta = {
             "id": self._id,
             "simulated": True,
-            "prompt_tokens": self.told.prompt_tokens,
+            "prompt_tokens": self._told.prompt_tokens,
             "completion_tokens": self._sent + (self._faults.get("wrong-usage", 0) if finish else 0),
-            "cached_tokens": self.told.cached_tokens,
+            "cached_tokens": self._told.cached_tokens,
             "finish_reason": {"type": finish, "length": self._sent} if finish else None,
         }
         if request.drafts:
@@ -211,7 +210,7 @@ class Reply:
         self._connection.end_stream()
 
     def _last_events(self) -> list[dict[str, Any]]:
-        finish = None if "no-finish" in self._faults else self.told.finish
+        finish = None if "no-finish" in self._faults else self._told.finish
         if self.asked.path == GENERATE:
             return [{"text": self._text, "meta_info": self._meta(finish)}]
         head = json.loads(self._head + "}")
@@ -235,12 +234,12 @@ class Reply:
 
     def _whole(self) -> dict[str, Any]:
         if self.asked.path == GENERATE:
-            return {"text": self._text, "meta_info": self._meta(self.told.finish)}
+            return {"text": self._text, "meta_info": self._meta(self._told.finish)}
         said: dict[str, Any] = {"text": self._text}
         if self.asked.path == CHAT:
             said = {"message": {"role": "assistant", "content": self._text}}
         head = json.loads(self._head.replace("chat.completion.chunk", "chat.completion") + "}")
-        return {**head, "choices": [{"index": 0, **said, "finish_reason": self.told.finish}], **self._totals()}
+        return {**head, "choices": [{"index": 0, **said, "finish_reason": self._told.finish}], **self._totals()}
 
     def _break(self, fault: str) -> None:
         """Break the stream half-way, in the way the fault says."""
