@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.recipe.expand import Expanded
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
-    from harness.run.run import CellFate
+    from harness.run.resume import CellFate
     from harness.run.store import Run
 
 
@@ -49,7 +49,7 @@ def _recipe_options(verb: argparse.ArgumentParser) -> None:
 def show_plan(arguments: argparse.Namespace) -> int:
     """`harness plan`."""
     from harness.recipe.site import load as load_site
-    from harness.run.run import fates
+    from harness.run.resume import fates
 
     _, plan = _planned(arguments.recipe, load_site())
     found = fates(plan, _earlier(arguments, plan))
@@ -68,11 +68,13 @@ def run_recipe(arguments: argparse.Namespace) -> int:
     from harness.publish import targets
     from harness.recipe.site import load as load_site
     from harness.run import answer, needs, store
-    from harness.run.run import execute, fates
+    from harness.run.resume import fates
+    from harness.run.run import execute
 
     talk = arguments.talk
     site = load_site()
     expanded, plan = _planned(arguments.recipe, site)
+    _refuse(plan, expanded)
     earlier = _earlier(arguments, plan)
     found = fates(plan, earlier) if arguments.resume else []
     root = _root(expanded)
@@ -95,6 +97,19 @@ def run_recipe(arguments: argparse.Namespace) -> int:
         for line in targets.publish(run, plan, answered, root):
             talk.line(line)
     return _finish(arguments, run, outcome.troubles)
+
+
+def _refuse(plan: "Plan", expanded: "Expanded") -> None:
+    """A rule of severity error stops the run unless the recipe accepts it by id, with a reason."""
+    from harness.recipe.findings import refused
+
+    stopping = refused(list(plan.findings), expanded.recipe.accept)
+    if stopping:
+        raise InputError(
+            "rules say that this cannot work",
+            details=[f"{finding.id}: {finding.message}" for finding in stopping],
+            hint="do what `harness plan` says, or accept a rule in the recipe: `accept: {ID: REASON}`",
+        )
 
 
 def _seconds(text: str) -> float:
@@ -120,12 +135,14 @@ def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]
 
 
 def _planned(path: Path, site: "Site") -> "tuple[Expanded, Plan]":
+    from harness.recipe import findings
     from harness.recipe import plan as planning
     from harness.recipe.expand import load
     from harness.recipe.gather import gather
 
     expanded = load(path)
-    return expanded, planning.make(expanded, gather(expanded, site))
+    found = gather(expanded, site)
+    return expanded, planning.make(expanded, found, findings.find(expanded))
 
 
 def _root(expanded: "Expanded") -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.engines import get as engine_of
 from harness.env import build, lock, places
-from harness.errors import Fault, HarnessError, InputError, LockError
+from harness.errors import Fault, InputError
 from harness.files import sha256_file
 from harness.load import prompts
 from harness.recipe.expand import Arm, Expanded
@@ -13,18 +13,19 @@ from harness.recipe.identity import model_facts
 from harness.recipe.plan import Found, PromptFacts
 from harness.recipe.schema import ModelFile
 from harness.recipe.site import Site
-from harness.stats.metrics import MEASUREMENT
+from harness.stats.level import MEASUREMENT
 
 
 def gather(expanded: Expanded, site: Site) -> Found:
     """Look everything up.
 
     Raises:
-        InputError: an engine, environment or prompt set that is not there; all of them at once, with their lines.
-        LockError: an environment has no lock, or one that does not read.
+        InputError: an engine, environment or prompt set that is not there, or a flag that the locked engine does not
+            take; all of them at once, with their lines.
+        LockError: a lock does not read. One that is not there leaves its `env_id` open: a plan can be read, not run.
     """
     faults = [fault for arm in expanded.arms for fault in _engine_faults(arm)]
-    environments: dict[str, str] = {}
+    environments: dict[str, str | None] = {}
     sets: dict[str, PromptFacts] = {}
     for arm in expanded.arms:
         faults += _look_up_environment(arm, environments)
@@ -68,16 +69,16 @@ def _engine_faults(arm: Arm) -> Iterator[Fault]:
         yield Fault("engine `attach` needs `server.url`", arm.place("server", "engine"))
 
 
-def _look_up_environment(arm: Arm, found: dict[str, str]) -> Iterator[Fault]:
+def _look_up_environment(arm: Arm, found: dict[str, str | None]) -> Iterator[Fault]:
     name = arm.setup.env
     if name is None or name in found:
         return
     try:
-        found[name] = lock.read(places.lock_path(name)).env_id
-    except LockError:
-        raise
-    except HarnessError as error:
+        path = places.lock_path(name)
+    except InputError as error:
         yield Fault(error.message, arm.place("env"), error.hint)
+        return
+    found[name] = lock.read(path).env_id if path.is_file() else None
 
 
 def _look_up_prompts(arm: Arm, recipe: Path, found: dict[str, PromptFacts]) -> Iterator[Fault]:

@@ -37,7 +37,7 @@ class PromptFacts:
 class Found:
     """What was looked up for a recipe: env_id by environment, facts by prompt set, model digests by arm."""
 
-    environments: Mapping[str, str] = field(default_factory=dict)
+    environments: Mapping[str, str | None] = field(default_factory=dict)
     prompts: Mapping[str, PromptFacts] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, str | int | None]] = field(default_factory=dict)
     measurement: str = ""
@@ -171,16 +171,6 @@ def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> 
             base = arms[recipe.compare.base]
             arms = {base.name: base, f"{base.name}-again": base.model_copy(update={"name": f"{base.name}-again"})}
     launches = tuple(_launches(expanded, arms, found))
-    wraps = [
-        Finding(
-            severity="warning",
-            id="prompts-wrap",
-            message=f"launch `{launch.name}` needs more prompts than `{arms[launch.arm].workload['prompts']}` has; "
-            "those used again carry a numbered first line, so that no prefix is cached",
-        )
-        for launch in launches[:1]
-        if any(cell.wrapped for cell in launch.cells)
-    ]
     return Plan(
         measurement=found.measurement,
         recipe=recipe.recipe,
@@ -195,8 +185,29 @@ def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> 
         run_timeout_s=recipe.timeouts.run_s,
         on_failure=recipe.on_failure,
         allow_drift=recipe.allow_drift,
-        findings=(*findings, *wraps),
+        findings=(*findings, *_cautions(launches, arms)),
     )
+
+
+def _cautions(launches: Sequence[PlannedLaunch], arms: Mapping[str, PlannedArm]) -> Iterator[Finding]:
+    """What a plan itself makes doubtful: too few requests for a level, too few prompts for a launch."""
+    first = launches[0]
+    few = [
+        f"{cell.level.name} ({cell.level.requests} of {wanted})"
+        for cell in first.cells
+        if cell.level.requests and cell.level.requests < (wanted := max(30, 4 * (cell.level.concurrency or 1)))
+    ]
+    if few:
+        message = (
+            f"fewer requests than max(30, 4 x concurrency) at {', '.join(few)}: start and end of a level weigh much"
+        )
+        yield Finding(severity="warning", id="few-requests", message=message)
+    if any(cell.wrapped for cell in first.cells):
+        message = (
+            f"launch `{first.name}` needs more prompts than `{arms[first.arm].workload['prompts']}` has;"
+            " those used again carry a numbered first line, so that no prefix is cached"
+        )
+        yield Finding(severity="warning", id="prompts-wrap", message=message)
 
 
 def treatment(overrides: Sequence[Sequence[str]], declared: Sequence[str]) -> list[str]:

@@ -120,6 +120,15 @@ class Timeouts(Strict):
     run_s: Seconds | None = None
 
 
+class Hardware(Strict):
+    """The machine a recipe is meant for, so that rules can speak before it is rented."""
+
+    gpu: str | None = None
+    count: Count | None = None
+    topology: Literal["pcie", "nvlink"] | None = Field(default=None, description="how the GPUs reach each other")
+    driver: str | None = Field(default=None, description="NVIDIA driver version, such as 580.95.05")
+
+
 class Setup(Strict):
     """The part of a recipe an arm may change."""
 
@@ -152,4 +161,5 @@ class Recipe(Strict):
     timeouts: Timeouts = Timeouts()
     on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = "stop"
     allow_drift: str | None = Field(default=None, description="why a drifted environment may run all the same")
+    hardware: Hardware = Hardware()
     accept: dict[str, str] = Field(default={}, description="rule id -> why the recipe goes on all the same")

@@ -4,7 +4,7 @@ One file, `$HARNESS_SITE` or `~/.config/harness/site.yaml`:
 
     variables: {MODELS: /srv/models}
 
-`${NAME}` in a recipe's model path takes its value from there; nothing else is expanded anywhere.
+`${NAME}` in a recipe's model path or server arguments takes its value from there; nothing else is expanded anywhere.
 """
 
 import os

@@ -84,7 +84,9 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             list(prepare(bench, cell.first_prompt, cell.prompts)),
             on_record=lambda record: append_line(path, json.dumps(record.to_json(), separators=(",", ":"))),
             stop=ended,
-            progress=lambda **counts: bench.tell("level-progress", launch=bench.launch.name, level=level.name, **counts),
+            progress=lambda **counts: bench.tell(
+                "level-progress", launch=bench.launch.name, level=level.name, **counts
+            ),
         )
     if bench.stop.is_set():
         return None

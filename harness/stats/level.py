@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 FORMAT = "harness.level/1"
+MEASUREMENT = "harness.measurement/1"  # version of the metric definitions; levels of different ones are not compared
 
 
 class Stored(BaseModel):

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 
 from harness.load.records import LevelTrace, RequestRecord
-from harness.stats.level import LevelResult, Reason, Summary, Throughput, Verdict, Window
+from harness.stats.level import MEASUREMENT, LevelResult, Reason, Summary, Throughput, Verdict, Window
 from harness.stats.percentiles import supports
-
-MEASUREMENT = "harness.measurement/1"
 
 # A level's client is the limit above this share of the capacity that its calibration found.
 _CAPACITY_SHARE = 0.70

@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import bdtr
 
 
 class Bounded(NamedTuple):
@@ -36,7 +36,7 @@ def fewest(percentile: float, confidence: float = 0.99) -> int:
         confidence: as a share.
     """
     count = 2
-    while stats.binom.cdf(1, count, 1 - percentile) > 1 - confidence:
+    while bdtr(1, count, 1 - percentile) > 1 - confidence:
         count += 1
     return count
 
@@ -62,10 +62,10 @@ def bounded(values: Sequence[float], percentile: float, confidence: float = 0.95
     ranked = np.sort(np.asarray(values, dtype=float))
     count, tail = len(ranked), (1 - confidence) / 2
     # X_(r) lies above the quantile exactly when fewer than r samples lie below it.
-    low = int(stats.binom.ppf(tail, count, percentile))
-    while low > 0 and stats.binom.cdf(low - 1, count, percentile) > tail:
+    low = _reaches(tail, count, percentile)
+    while low > 0 and bdtr(low - 1, count, percentile) > tail:
         low -= 1
-    high = int(stats.binom.ppf(1 - tail, count, percentile)) + 1
+    high = _reaches(1 - tail, count, percentile) + 1
     return Bounded(
         value=float(np.quantile(ranked, percentile)),
         low=float(ranked[low - 1]) if low >= 1 else None,
@@ -79,3 +79,8 @@ def why_not(count: int, percentile: float, confidence: float = 0.99) -> str | No
     if count >= needed:
         return None
     return f"p{percentile * 100:g} needs {needed} samples, there are {count}"
+
+
+def _reaches(share: float, count: int, chance: float) -> int:
+    """The smallest k with P(binomial(count, chance) <= k) >= share."""
+    return int(np.searchsorted(bdtr(np.arange(count + 1), count, chance), share))

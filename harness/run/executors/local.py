@@ -100,15 +100,19 @@ def model(arm: PlannedArm, found: Environment, site: Site) -> Model | None:
     return Model(str(path), arm.model.name)
 
 
-def server_of(arm: PlannedArm, found: Environment, served: Model | None) -> Server:
-    """The server to start; `${MODEL}` in an argument is the model's own path."""
+def server_of(arm: PlannedArm, found: Environment, served: Model | None, site: Site) -> Server:
+    """The server to start; in an argument `${MODEL}` is the model's own path, and other names are site facts.
+
+    Raises:
+        InputError: an argument names a site fact that this site does not know.
+    """
     path = served.path if served else ""
     return Server(
         engine=arm.engine,
         host=arm.host,
         port=arm.port or 0,
         model=served,
-        args={name: _with_model(value, path) for name, value in arm.args.items()},
+        args={name: _filled(value, path, site) for name, value in arm.args.items()},
         variables={**found.variables, **arm.variables},
         python=found.python,
         unchecked=arm.unchecked,
@@ -142,7 +146,10 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
     engine = engine_of(arm.engine)
     found = environment(job.plan, arm)
     served = model(arm, found, job.site) or Model("", engine.name)
-    with _live(job, planned, engine, server_of(arm, found, served if arm.model else None), found) as (live, answers):
+    with _live(job, planned, engine, server_of(arm, found, served if arm.model else None, job.site), found) as (
+        live,
+        answers,
+    ):
         loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
         if arm.model is None and (names := openai.model_names(live.models)):
             served = Model("", names[0])  # a server that was running already says itself what requests call its model
@@ -226,7 +233,12 @@ def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server, 
     )
 
 
-def _with_model(value: Any, path: str) -> Any:
-    if isinstance(value, str):
-        return value.replace("${MODEL}", path)
-    return [_with_model(item, path) for item in value] if isinstance(value, list) else value
+def _filled(value: Any, model_path: str, site: Site) -> Any:
+    if isinstance(value, list):
+        return [_filled(item, model_path, site) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = site.expand(value.replace("${MODEL}", model_path))
+    if unknown := site.unknown(text):
+        raise InputError(f"the argument `{value}` needs `{unknown[0]}`", hint=f"say `variables:` in `{site.path}`")
+    return text

