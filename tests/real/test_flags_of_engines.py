@@ -24,7 +24,7 @@ from harness.engines.flags.tables import SHIPPED
 from harness.env import indexes, simple_index
 from harness.env.build import Built
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 CHECKED = json.loads((HERE.parent / "files" / "checked_flags.json").read_text())

@@ -3,6 +3,8 @@
 Two starts of about two minutes each; tests that share a server are ordered, the one that ends it comes last.
 """
 
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from harness.engines import sglang, sglang_log
 from harness.env.build import Built
 from harness.run import launch
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 # Without --max-total-tokens it would size its cache from free memory: 17 GB here.
 ARGS = {"device": "cpu", "context-length": 2048, "max-total-tokens": 32768, "max-running-requests": 16}
@@ -201,6 +203,22 @@ def _hold_a_stream_open_and_stop(real: Real) -> None:
     assert report is not None
     assert report.ok, report.problems()
     assert not client.is_alive()
+
+
+def test_the_stand_in_kernels_do_what_sglangs_own_code_says(sglang_env: Built) -> None:
+    script = Path(__file__).with_name("check_kernels.py")
+
+    answer = subprocess.run(
+        [sglang_env.python, script],
+        env={**os.environ, **sglang_env.variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert answer.stdout.strip().endswith("200 batches of 3 trees agree")
 
 
 def test_a_bad_flag_is_told_by_name(sglang_env: Built, tiny_llama: TinyLlama, tmp_path: Path) -> None:

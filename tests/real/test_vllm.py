@@ -18,7 +18,7 @@ from harness.engines import vllm
 from harness.env.build import Built
 from harness.run import launch
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 ARGS = {"max-model-len": 2048, "max-num-seqs": 16, "dtype": "bfloat16", "enforce-eager": True}
 NGRAM = {
@@ -201,7 +201,7 @@ def test_an_engine_that_dies_at_its_first_request_is_told_by_cause(
     vllm_env: Built, tiny_llama: TinyLlama, tmp_path: Path
 ) -> None:
     args = {**ARGS, **NGRAM, "speculative-config.rejection_sample_method": "synthetic"}
-    args["speculative-config.synthetic_acceptance_rate"] = 0.5
+    args["speculative-config.synthetic_acceptance_length"] = 2.0
 
     with (
         pytest.raises(launch.LaunchFailed, match="synthetic acceptance on a CPU") as caught,
