@@ -5,7 +5,7 @@ consistency, and the policy that follows from them.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,6 @@ def compare(base: Arm, treatment: Arm, settings: Settings | None = None) -> Comp
         suspect=(
             *(outputs.suspect if outputs else ()),
             *(Reason(code="serial-disagrees", message=found.message) for found in serial if found.agree is False),
-            *_cumulative(rows),
         ),
         saturation=saturation(base, treatment, how.confidence),
         equivalence=outputs,
@@ -174,20 +173,14 @@ def _summary(rows: Sequence[Row], crossed: crossing.Crossover) -> str:
     return crossed.sentence
 
 
-def _cumulative(rows: Sequence[Row]) -> Iterator[Reason]:
-    """Accept lengths that cannot be those of single levels."""
-    for name in sorted({name for row in rows for name in row.acceptance}):
-        found = cumulative_acceptance({row.key: row.acceptance[name] for row in rows if name in row.acceptance})
-        if found is not None:
-            yield found
-
-
 def _notes(sides: Sides, rows: Sequence[Row], fairness: Fairness) -> tuple[str, ...]:
     arms = (sides.base, sides.treatment)
     notes = [f"`{arm.name}` is published, not measured here: {arm.published}" for arm in arms if arm.published]
     notes += [f"`{arm.name}` is simulated" for arm in arms if arm.simulated]
     if "effective" not in fairness.checked:
         notes.append("fairness of the effective configuration was not checked: it is not known for both arms")
+    silent = [arm for arm in arms if not any(arm.name in row.acceptance for row in rows)]
+    notes += [found.message for arm in silent if (found := cumulative_acceptance(arm)) is not None]
     if min((row.estimate.launches for row in rows if row.estimate), default=0) == 1 and sides.how.noise is None:
         notes.append("1 launch an arm: no interval is possible, and a second launch may move every number")
     return tuple(notes)

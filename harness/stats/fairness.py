@@ -332,23 +332,20 @@ def _scheduler(sides: Sides) -> Iterator[Trap]:
 TRAPS: tuple[Callable[[Sides], Iterator[Trap]], ...] = (_running_limit, _graph_limit, _streaming, _template, _scheduler)
 
 
-def cumulative_acceptance(lengths: Mapping[str, float], source: str | None = None) -> Reason | None:
-    """A finding where accept lengths cannot be those of single levels.
+def cumulative_acceptance(arm: Arm) -> Reason | None:
+    """What to say of an arm whose accept length is only known as an average over its server's life.
 
     SGLang's `avg_spec_accept_length` counts since the server's start, on one data-parallel rank, and survives a flush
-    (sglang#34743). It is recognised by its name, or by being the same number at three levels or more.
-
-    Args:
-        lengths: accept length by level.
-        source: where they come from, if known.
+    (sglang#34743), so it belongs to no level and is never shown as a level's.
     """
-    repeated = len(lengths) >= 3 and len({round(length, 6) for length in lengths.values()}) == 1
-    if repeated or "avg_spec_accept_length" in (source or ""):
-        message = (
-            "the accept length is cumulative since the server's start and not that of a level: take counter deltas or "
-            "per-request verify counts"
-        )
-        return Reason(code="cumulative-acceptance", message=message)
+    for launch in arm.launches:
+        for name, value in launch.effective.items():
+            if name.endswith("avg_spec_accept_length") and isinstance(value, int | float) and value:
+                message = (
+                    f"`{arm.name}`: the server tells its accept length only as an average since its start "
+                    f"({value:.2f}), which is that of no level; counter deltas or per-request verify counts would tell"
+                )
+                return Reason(code="cumulative-acceptance", message=message)
     return None
 
 
