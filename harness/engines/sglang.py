@@ -90,7 +90,7 @@ class SGLang:
     )  # fmt: skip
     signatures: tuple[Signature, ...] = SIGNATURES
     milestones: tuple[Milestone, ...] = sglang_log.MILESTONES
-    # SIGTERM drains; an open stream holds it to its last token, so the client closes first. Twice shuts down at once.
+    # SIGTERM drains: an open stream holds it to its last token, so the client closes first.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM",), grace_s=75.0)
 
     def command(self, server: Server) -> Command:
