@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.errors import Fault, InputError, Location
 from harness.recipe.schema import Recipe, Setup
-from harness.strict import Document, Pointer, merge, parse, read, suggest
+from harness.strict import Document, M, Pointer, merge, parse, read, suggest
 
 ARM_KEYS = ("env", "model", "server", "workload")
 
@@ -51,18 +51,26 @@ def load(path: Path) -> Expanded:
         InputError: all faults of the recipe at once, each with file, line and column.
     """
     document = _inherited(path, ())
-    recipe = parse(document, Recipe)
-    arms: list[Arm] = []
     faults: list[Fault] = []
+    recipe = _checked(document, Recipe, faults)
+    arms: list[Arm] = []
     for name, arm_document, overrides in _arms(document, recipe, faults):
-        try:
-            arms.append(Arm(name, parse(arm_document, Setup), arm_document, overrides))
-        except InputError as error:
-            faults += error.faults
-    faults += list(_reference_faults(document, recipe, [arm.name for arm in arms]))
-    if faults:
+        if (setup := _checked(arm_document, Setup, faults)) is not None:
+            arms.append(Arm(name, setup, arm_document, overrides))
+    if recipe is not None:
+        faults += _reference_faults(document, recipe, [arm.name for arm in arms])
+    if faults or recipe is None:
         raise InputError.of(list(dict.fromkeys(faults)))
     return Expanded(path, recipe, document, tuple(arms))
+
+
+def _checked(document: Document, model: type[M], faults: list[Fault]) -> M | None:
+    """A document as its model, or None with its faults added."""
+    try:
+        return parse(document, model)
+    except InputError as error:
+        faults += error.faults
+        return None
 
 
 def _inherited(path: Path, chain: tuple[Path, ...]) -> Document:
@@ -83,11 +91,15 @@ def _inherited(path: Path, chain: tuple[Path, ...]) -> Document:
     return merge(_inherited(parent, (*chain, here)), document)
 
 
-def _arms(document: Document, recipe: Recipe, faults: list[Fault]) -> Iterator[tuple[str, Document, tuple[str, ...]]]:
+def _arms(
+    document: Document, recipe: Recipe | None, faults: list[Fault]
+) -> Iterator[tuple[str, Document, tuple[str, ...]]]:
+    """Each arm laid over the recipe, its name, and the paths it sets; a recipe that is faulty has no matrix yet."""
     base = _slice(document, (), {key: document.data[key] for key in ARM_KEYS if key in document.data})
-    for name in recipe.arms:
+    arms = document.data.get("arms") or {"only": {}}
+    for name in arms if isinstance(arms, dict) else ():
         pointer: Pointer = ("arms", name)
-        data = document.data.get("arms", {}).get(name, {})
+        data = arms[name] if isinstance(arms[name], dict) else {}
         wrong = [key for key in data if key not in ARM_KEYS]
         faults += [
             document.fault((*pointer, key), f"an arm cannot set `{key}`", suggest(key, ARM_KEYS)) for key in wrong
@@ -95,12 +107,12 @@ def _arms(document: Document, recipe: Recipe, faults: list[Fault]) -> Iterator[t
         arm = _slice(document, pointer, {key: value for key, value in data.items() if key in ARM_KEYS})
         laid = merge(base, arm)
         overrides = tuple(sorted(_leaves(arm.data)))
+        if recipe is None:
+            yield name, laid, overrides
+            continue
         for suffix, point, combination in _combinations(document, recipe):
-            full, paths = laid, overrides
-            if combination:
-                full = merge(laid, point)
-                paths = tuple(sorted({*overrides, *combination}))
-            yield name + suffix, full, paths
+            paths = tuple(sorted({*overrides, *combination}))
+            yield name + suffix, merge(laid, point) if combination else laid, paths
 
 
 def _slice(document: Document, pointer: Pointer, data: dict[str, Any]) -> Document:

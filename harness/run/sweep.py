@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import requests
+
 from harness.engines.engine import Engine, Model, Observed, Sampling
 from harness.files import append_line
 from harness.load.client import Load, Target, run_level
@@ -16,12 +18,14 @@ from harness.load.records import LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
 from harness.run import gpu, logs
+from harness.run import launch as launching
 from harness.run.launch import Launched
 from harness.run.store import Run
 from harness.stats import metrics, slices, validity
 from harness.stats.level import LevelResult, Reason, Verdict
 
 Tell = Callable[..., None]
+_FLUSH_S = 30.0
 _LOOK_S = 0.1  # between looks at the user's wish and the server's life
 
 
@@ -72,6 +76,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
     level = cell.level
     path = bench.run.start_requests(bench.launch.name, level.name)
     folder = path.parent
+    flushed = flush(bench)
     bench.tell("level-start", launch=bench.launch.name, level=level.name, requests=level.requests)
     ended = threading.Event()
     with (
@@ -90,7 +95,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
         )
     if bench.stop.is_set():
         return None
-    result = _judge(bench, cell, trace, observer)
+    result = _judge(bench, cell, trace, observer, flushed)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
     return result
@@ -163,10 +168,10 @@ def _load(level: PlannedLevel) -> Load:
     )
 
 
-def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observer) -> LevelResult:
+def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observer, flushed: bool | None) -> LevelResult:
     """Metrics, then the verdict over them and everything seen around the level."""
     who = metrics.Identity(cell.cell_id, bench.arm.name, bench.launch.name, bench.launch.block, bench.engine.simulated)
-    result = metrics.summarise(trace, who, cell.level.model_dump(), server=observer.named())
+    result = metrics.summarise(trace, who, cell.level.model_dump(), server={**observer.named(), "flushed": flushed})
     death = bench.server.death()
     observed = Observed(bench.answers, _log_text(bench.server), observer.deltas())
     context = validity.Context(
@@ -180,7 +185,25 @@ def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observe
         records=trace.records,
     )
     judged = validity.judged(result, context)
-    return _with_reasons(judged, metrics.client_reasons(judged))
+    return _with_reasons(judged, [*metrics.client_reasons(judged), *_not_flushed(flushed)])
+
+
+def flush(bench: Bench) -> bool | None:
+    """Empty the server's prefix cache before a level planned cold; None where that is not wanted or not possible."""
+    if not bench.arm.workload["cold"] or bench.engine.flush is None:
+        return None
+    method, path = bench.engine.flush
+    with launching.control_session(bench.server.server) as session:
+        try:
+            return session.request(method, bench.server.base_url + path, timeout=_FLUSH_S).ok
+        except requests.RequestException:
+            return False
+
+
+def _not_flushed(flushed: bool | None) -> list[Reason]:
+    if flushed is not False:
+        return []
+    return [Reason(code="not-flushed", message="the server did not confirm that it emptied its prefix cache")]
 
 
 def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult:

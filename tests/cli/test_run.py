@@ -75,7 +75,7 @@ def test_the_plan_starts_nothing_and_agrees_with_the_run(workplace: Workplace) -
     plan = workplace.harness("plan", recipe, "--json").json
     assert not (workplace.root / "runs").exists()
     workplace.harness("run", recipe)
-    levels = [path for path in workplace.run().rglob("level.json")]
+    levels = list(workplace.run().rglob("level.json"))
     planned = {cell["cell_id"] for launch in plan["launches"] for cell in launch["cells"]}
     assert {json.loads(path.read_text())["cell_id"] for path in levels} == planned
 

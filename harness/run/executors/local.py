@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.engines import attach, openai
 from harness.engines import get as engine_of
-from harness.engines import openai
 from harness.engines.engine import Engine, Model, Server
 from harness.env import build, guard, lock, places
 from harness.errors import HarnessError, InputError, LockError, ServerError
@@ -19,6 +19,7 @@ from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import launch as launching
 from harness.run import sweep
+from harness.run.diagnose import Diagnosis
 from harness.run.launch import Launched, Reached
 from harness.run.store import Run, now
 from harness.run.sweep import Bench, Tell
@@ -143,75 +144,121 @@ def carry_out(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) ->
 def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) -> tuple[int, ServerError | None]:
     """Measure cells until they are done or the server is dead: how many were dealt with, and the death."""
     arm = job.plan.arms[planned.arm]
-    engine = engine_of(arm.engine)
-    found = environment(job.plan, arm)
-    served = model(arm, found, job.site) or Model("", engine.name)
-    with _live(job, planned, engine, server_of(arm, found, served if arm.model else None, job.site), found) as (
-        live,
-        answers,
-    ):
-        loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
-        if arm.model is None and (names := openai.model_names(live.models)):
-            served = Model("", names[0])  # a server that was running already says itself what requests call its model
-        bench = Bench(job.run, planned, arm, engine, served, live, answers, loaded, job.tell, job.stop)
+    loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
+    with _live(job, planned) as live:
+        names = openai.model_names(live.server.models)
+        # A server that was running already says itself what requests call its model.
+        called = live.server.server.model or Model("", names[0] if names else live.engine.name)
+        bench = Bench(job.run, planned, arm, live.engine, called, live.server, live.answers, loaded, job.tell, job.stop)
         sweep.warm_up(bench)
         for index, cell in enumerate(cells):
             if job.stop.is_set():
                 return index, None
             sweep.measure(bench, cell)
-            if (death := live.death()) is not None:
-                error = ServerError(
-                    f"server `{engine.name}` died in `{planned.name}` at {cell.level.name}: {death.name}",
-                    details=death.evidence,
-                    hint=death.remedy,
-                )
-                return index + 1, error
+            if (death := live.server.death()) is not None:
+                return index + 1, _died(live.engine, planned, cell, death)
     return len(cells), None
 
 
+def _died(engine: Engine, planned: PlannedLaunch, cell: PlannedCell, death: Diagnosis) -> ServerError:
+    return ServerError(
+        f"server `{engine.name}` died in `{planned.name}` at {cell.level.name}: {death.name}",
+        details=death.evidence,
+        hint=death.remedy,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A ready server, what it said of itself, and the engine it turned out to be."""
+
+    server: Launched
+    engine: Engine
+    answers: Mapping[str, Any]
+
+
 @contextmanager
-def _live(
-    job: Job, planned: PlannedLaunch, engine: Engine, server: Server, found: Environment
-) -> Iterator[tuple[Launched, dict[str, Any]]]:
+def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
     """A ready server, recorded; on leaving it is stopped, and the stop is verified and recorded."""
-    arm, folder = job.plan.arms[planned.arm], job.run.launch_folder(planned.name)
-    job.tell("launch", launch=planned.name, text=f"starting {engine.name}{' (simulated)' if engine.simulated else ''}")
+    arm = job.plan.arms[planned.arm]
+    engine, found = engine_of(arm.engine), environment(job.plan, arm)
+    server = server_of(arm, found, model(arm, found, job.site), job.site)
+    _say(job, planned, f"starting {_label(engine)}")
     job.run.event("launch", launch=planned.name, arm=planned.arm)
-    record: dict[str, Any] = {"launch": planned.name, "arm": planned.arm, "block": planned.block, "started_at": now()}
-    try:
-        live = _bring_up(job, planned, engine, server, folder)
-    except HarnessError as error:
-        job.run.write_launch(planned.name, {**record, "failed": str(error), "drift": list(found.drift)})
-        raise
-    record |= {
-        "ready_s": live.ready_s,
-        "port": live.port,
-        "argv": list(live.argv),
-        "variables": dict(live.variables),
+    record: dict[str, Any] = {
+        "launch": planned.name,
+        "arm": planned.arm,
+        "block": planned.block,
+        "started_at": now(),
         "env": arm.env,
         "env_id": arm.env_id,
         "drift": list(found.drift),
-        "milestones": [{"name": reached.name, "at_s": reached.at_s} for reached in live.milestones],
-        "models": live.models,
     }
-    answers = launching.answers(engine, live.server)
-    record |= {"answers": answers, "effective": engine.effective(answers)}
-    job.run.write_launch(planned.name, record)
-    job.tell("launch", launch=planned.name, text=f"ready after {live.ready_s:.1f} s on port {live.port}")
     try:
-        yield live, answers
+        launched = _bring_up(job, planned, engine, server)
+    except HarnessError as error:
+        job.run.write_launch(planned.name, {**record, "failed": str(error)})
+        raise
+    try:
+        live = _asked(launched, engine)
+        record |= _told(live)
+        job.run.write_launch(planned.name, record)
+        _say(job, planned, f"{_label(live.engine)} is ready after {launched.ready_s:.1f} s on port {launched.port}")
+        yield live
     finally:
-        report = live.stop()
-        if report is not None:
-            job.run.write_launch(planned.name, {**record, "stop": report.to_json()})
-            gone = "nothing left" if report.ok else "; ".join(report.problems())
-            job.tell("launch", launch=planned.name, text=f"stopped in {report.seconds:.1f} s, {gone}")
-            if (left := report.error()) is not None:
-                raise left
+        _stop(job, planned, launched, record)
 
 
-def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server, folder: Path) -> Launched:
-    arm = job.plan.arms[planned.arm]
+def _asked(launched: Launched, engine: Engine) -> _Live:
+    """What a ready server says of itself; one that was running already may turn out to be an engine we know."""
+    answers = launching.answers(engine, launched.server)
+    if launched.process is None:
+        engine = attach.recognised(answers)
+    return _Live(launched, engine, answers)
+
+
+def _told(live: _Live) -> dict[str, Any]:
+    launched = live.server
+    return {
+        "engine": live.engine.name,
+        "simulated": live.engine.simulated,
+        "ready_s": launched.ready_s,
+        "port": launched.port,
+        "argv": list(launched.argv),
+        "variables": dict(launched.variables),
+        "withheld": list(launched.withheld),
+        "milestones": [{"name": reached.name, "at_s": reached.at_s} for reached in launched.milestones],
+        "models": launched.models,
+        "answers": dict(live.answers),
+        "effective": live.engine.effective(live.answers),
+    }
+
+
+def _stop(job: Job, planned: PlannedLaunch, launched: Launched, record: Mapping[str, Any]) -> None:
+    """Stop a server of ours and prove that nothing is left.
+
+    Raises:
+        ServerError: something is.
+    """
+    report = launched.stop()
+    if report is None:
+        return
+    job.run.write_launch(planned.name, {**record, "stop": report.to_json()})
+    _say(job, planned, f"stopped in {report.seconds:.1f} s, {'; '.join(report.problems()) or 'nothing left'}")
+    if (left := report.error()) is not None:
+        raise left
+
+
+def _say(job: Job, planned: PlannedLaunch, text: str) -> None:
+    job.tell("launch", launch=planned.name, text=text)
+
+
+def _label(engine: Engine) -> str:
+    return f"{engine.name}, which measures nothing" if engine.simulated else engine.name
+
+
+def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server) -> Launched:
+    arm, folder = job.plan.arms[planned.arm], job.run.launch_folder(planned.name)
 
     def on_milestone(reached: Reached) -> None:
         job.tell("milestone", launch=planned.name, name=reached.name, seconds=reached.at_s)
