@@ -29,6 +29,7 @@ class Truth:
     """A running truth server. `native` says whether it is the one in C."""
 
     port: int
+    pid: int
     native: bool
 
     @property
@@ -75,6 +76,6 @@ def start(*, cpu: int | None = None, native: bool = True, **settings: int) -> It
             if cpu is not None:
                 os.sched_setaffinity(process.pid, {cpu})
             assert process.stdout is not None
-            yield Truth(int(process.stdout.readline()), program is not None)
+            yield Truth(int(process.stdout.readline()), process.pid, program is not None)
         finally:
             process.terminate()

@@ -11,8 +11,10 @@ last JSON line with `cpu_s` and the rest. What was read lies in the spool, a fil
     (index, play, slot, facts, log)     facts: dict of times and how it ended, None while more of its log follows
     log: [(answer of recvmsg, nanoseconds when it was read, not before), ...]
 
-`not before` bounds the earlier events of a read that brought several: nothing of it had arrived when the poll before
-this one returned, or that poll would have named it. It is 0 where the process slept until these bytes woke it.
+`not before` bounds the earlier events of a read that brought several. Of a process that was awake it is the time the
+poll before returned: what had arrived by then, that poll would have named. One that slept was woken by the first of
+them, and ran again after the scheduler let it: there it is (when it ran, schedstat before, schedstat after), whose
+second number is the time spent waiting for a core, or the time it fell asleep where the kernel keeps no schedstat.
 
 All times are CLOCK_REALTIME nanoseconds, because that is the kernel's clock for receive stamps.
 """
@@ -132,7 +134,9 @@ class Reader:
         self.stopping = False
         self.until = 0
         self.polled = 0
-        self.before = 0
+        self.before: Any = 0
+        self.schedstat = _open_schedstat()
+        self.waited = os.pread(self.schedstat, 64, 0) if self.schedstat >= 0 else b""
         self.kept = 0
         self.turn: list[Slot] = []
         self.reads = 0
@@ -256,8 +260,9 @@ class Reader:
             else:
                 self._next(slot)
 
-    def _loop(self) -> None:  # noqa: PLR0912 - the hot path: a call costs as much as an event
-        poll, clock, select_now = self.epoll.poll, _clock, select.select
+    def _loop(self) -> None:  # noqa: PLR0912, PLR0915 - a call costs as much as an event
+        poll, clock, select_now, pread = self.epoll.poll, _clock, select.select, os.pread
+        before: Any
         slots, listening = self.slots, [self.epoll.fileno()]
         report = self.polled + _PROGRESS_NS
         while self.active or self.due or self.paused:
@@ -272,7 +277,13 @@ class Reader:
             before, asked = self.polled, clock()
             ready = poll(wait, len(slots) + 8)
             self.polled = polled = clock()
-            self.before = before = before if polled - asked < _ASLEEP_NS else 0
+            if polled - asked > _ASLEEP_NS:
+                if self.schedstat >= 0:
+                    waited, self.waited = self.waited, pread(self.schedstat, 64, 0)
+                    before = (polled, waited, self.waited)
+                else:
+                    before = asked
+            self.before = before
             for fd, event in ready:
                 slot = slots.get(fd)
                 if slot is None or event & _OUT or slot.state != "waiting":
@@ -610,6 +621,13 @@ class Reader:
 
     def _report(self) -> None:
         _say({"sent": self.sent, "done": self.done, "failed": self.failed, "active": self.active, "reads": self.reads})
+
+
+def _open_schedstat() -> int:
+    try:
+        return os.open("/proc/self/schedstat", os.O_RDONLY)
+    except OSError:
+        return -1
 
 
 def _before(log: list[Any]) -> bytes:

@@ -149,7 +149,7 @@ def _reads(log: list[Any]) -> _Reads:
         reads.ends.append(total)
         reads.stamps.append(stamp)
         reads.read.append(read_ns)
-        reads.not_before.append(not_before)
+        reads.not_before.append(not_before if isinstance(not_before, int) else _woken(*not_before))
     return reads
 
 
@@ -258,12 +258,11 @@ def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: in
 
 
 def _apart(reads: _Reads, read: int) -> bool:
-    """Whether the events of one read may have arrived at noticeably different times.
+    """Whether the events of one read may have arrived at noticeably different times."""
+    since = max(reads.not_before[read], reads.stamps[read - 1] if read else 0)
+    return reads.stamps[read] - since > _TOGETHER_NS
 
-    Of a process that was awake, the poll before bounds them. One that slept was woken by the first of them; if it was
-    kept from running then, its read came late after the last one too, but for a share of the delay that is small.
-    """
-    if reads.not_before[read]:
-        since = max(reads.not_before[read], reads.stamps[read - 1] if read else 0)
-        return reads.stamps[read] - since > _TOGETHER_NS
-    return reads.read[read] - reads.stamps[read] > 2 * _TOGETHER_NS
+
+def _woken(ran_ns: int, before: bytes, after: bytes) -> int:
+    """When the first bytes woke the process: as long before it ran as it waited for a core."""
+    return ran_ns - (int(after.split()[1]) - int(before.split()[1]))
