@@ -1,6 +1,7 @@
 """Verbs: show, compare, publish. They read stored runs, also ones that still go on or were killed."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ from harness.errors import AnswerIsNo, InputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harness.run.answer import Answer
     from harness.run.store import Run
+    from harness.stats.comparison import Comparison
 
 
 def register(verbs: Verbs) -> None:
@@ -19,7 +20,9 @@ def register(verbs: Verbs) -> None:
     show = common(verbs.add_parser("show", help="what a run measured; works while it goes on and after a kill"))
     show.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders (default: the newest)")
     show.set_defaults(run=show_runs)
-    compare = common(verbs.add_parser("compare", help="compare the arms of a run, or one run against another"))
+    compare = common(
+        verbs.add_parser("compare", help="compare arms of a run, runs with each other, or published tables")
+    )
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="one run with several arms, or base and new")
     compare.add_argument("--base", help="the arm that others are compared against (default: the recipe's)")
     compare.add_argument("--margin", type=float, help="a ratio this near 1 is no difference (default: 0.02)")
@@ -54,12 +57,34 @@ def compare_runs(arguments: argparse.Namespace) -> int:
     """`harness compare`. Exit 1 when a treatment is worse at a level."""
     from rich.console import Group
 
+    from harness.recipe import references
     from harness.run import answer, store
 
+    if all(references.is_reference(path) for path in arguments.runs):
+        return _compare_published(arguments)
     runs = [store.open_run(path) for path in arguments.runs]
     found = answer.across(runs, base=arguments.base, margin=arguments.margin, treatment=arguments.treatment)
-    arguments.talk.data(found.model_dump(mode="json"), Group(*answer_view(found)))
+    arguments.talk.data(found.model_dump(mode="json"), Group(*comparisons_view(found.comparisons)))
     worse = [row.key for comparison in found.comparisons for row in comparison.rows if row.verdict == "worse"]
+    return AnswerIsNo.exit_code if worse else 0
+
+
+def _compare_published(arguments: argparse.Namespace) -> int:
+    """Published tables against the first of them; what other methods said of the same servers stands below."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from harness.recipe.references import compare_published
+    from harness.stats.compare import Settings
+
+    found = compare_published(arguments.runs, Settings(margin=arguments.margin or Settings().margin))
+    data = {
+        "comparisons": [comparison.model_dump(mode="json") for comparison in found.comparisons],
+        "serial": [check.model_dump(mode="json") for check in found.serial],
+    }
+    findings = [Text(check.message) for check in found.serial]
+    arguments.talk.data(data, Group(*comparisons_view(found.comparisons), *findings))
+    worse = any(row.verdict == "worse" for comparison in found.comparisons for row in comparison.rows)
     return AnswerIsNo.exit_code if worse else 0
 
 
@@ -127,18 +152,18 @@ def run_view(run: "Run") -> "RenderableType":
                 for reason in result.verdict.reasons
             ]
     if found := answer.stored(run):
-        parts += answer_view(found)
+        parts += comparisons_view(found.comparisons)
     return Group(*parts)
 
 
-def answer_view(found: "Answer") -> "list[RenderableType]":
-    """An answer: a table a treatment, then what is to be said about it."""
+def comparisons_view(comparisons: "Sequence[Comparison]") -> "list[RenderableType]":
+    """A table for each comparison, then what is to be said about it."""
     from rich.text import Text
 
     from harness.publish.tables import comparison_notes, comparison_table
 
     parts: list[RenderableType] = []
-    for comparison in found.comparisons:
+    for comparison in comparisons:
         parts += [Text(""), comparison_table(comparison)]
         parts += [Text(line) for line in comparison_notes(comparison)]
     return parts

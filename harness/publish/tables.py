@@ -139,11 +139,14 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 def comparison_notes(comparison: Comparison) -> list[str]:
     """Everything worth saying under a comparison's table, each once: the answer, then why to distrust it, then notes."""
     lines = [comparison.summary]
+    if comparison.saturation:
+        lines.append(comparison.saturation.sentence)
     if comparison.policy:
         lines.append(comparison.policy.sentence)
     lines += [f"suspect: {reason.message}" for reason in comparison.suspect]
     lines += [f"warning: {reason.message}" for reason in comparison.fairness.warnings]
     lines += [f"{', '.join(keys)}: {text}" for text, keys in _by_text(comparison.rows).items()]
+    lines += [f"{row.key}: {row.speculation.sentence}" for row in comparison.rows if row.speculation]
     lines += comparison.notes
     if comparison.equivalence:
         lines.append(comparison.equivalence.sentence)

@@ -55,3 +55,17 @@ def test_several_faults_of_a_recipe_in_one_message(workplace: Workplace) -> None
     )
     said = workplace.harness("run", recipe.relative_to(workplace.root))
     golden.check("faults.txt", said.err)
+
+
+def test_the_published_tables_are_compared_from_what_they_hold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "recipes" / "references")
+    code = main(["compare", "baseline-cu13-coding-prompts.yaml", "eagle3-cu13-coding-prompts.yaml"])
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "ratio 2.18" in said  # 773 / 354 = 2.1836
+    assert "no crossover seen" in said
+    assert "no interval is possible" in said
+    assert "96.1 tok/s in the serial run, 80.9 at C=1 (+18.8%)" in said  # 96.1 / 80.9 = 1.1879
+    golden.check("published.txt", said)
