@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from conftest import PROMPTS, Real, finish_of, serving, text_of, usage_of
+from lane import PROMPTS, Real, finish_of, serving, text_of, usage_of
 
 from harness.engines import sglang, sglang_log
 from harness.env.build import Built

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from conftest import PROMPTS, Real, finish_of, serving, text_of, usage_of
+from lane import PROMPTS, Real, finish_of, serving, text_of, usage_of
 
 from harness.engines import vllm
 from harness.env.build import Built
