@@ -37,7 +37,10 @@ VERDICTS: tuple[Verdict, ...] = ("native", "by PTX", "cannot tell", "none")  # b
 
 @dataclass(frozen=True, slots=True, order=True)
 class Target:
-    """One entry: `number` is 120 for sm_120, `suffix` is "", "a" or "f"; not `certain` when it was not understood."""
+    """One entry: `number` is 120 for sm_120, `suffix` is "", "a" or "f"; not `certain` when it was not understood.
+
+    An unknown one has the entry's kind as its number, 0 where not even that could be read.
+    """
 
     kind: Literal["sm", "compute", "unknown"]
     number: int
@@ -101,7 +104,7 @@ def _has_kernels(stream: BinaryIO, position: int, size: int) -> bool:
 
 def _target(kind: int, number: int, flags: int) -> Target:
     if kind not in (1, 2):
-        return UNKNOWN
+        return Target("unknown", kind, certain=False)
     both = _SPECIFIC | _FAMILY
     suffix = {_SPECIFIC: "a", _FAMILY: "f"}.get(flags & both, "")
     certain = not flags & ~_KNOWN_FLAGS and flags & both != both

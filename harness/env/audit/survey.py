@@ -132,4 +132,6 @@ def _units(stream: BinaryIO, library: elf.Library, ends: elf.Ends) -> Iterator[f
         if size:
             yield from fatbin.units(stream, offset, size)
         else:
-            yield from islice(fatbin.units(stream, offset, ends.size - offset), 1)
+            # Compilers hold the mark as a constant of their code: there, what follows is no container.
+            found = islice(fatbin.units(stream, offset, ends.size - offset), 1)
+            yield from (unit for unit in found if unit != {fatbin.UNKNOWN})

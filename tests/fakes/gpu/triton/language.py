@@ -1,0 +1,3 @@
+"""`triton.language` of the stand-in."""
+
+constexpr = int
