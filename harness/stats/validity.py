@@ -18,6 +18,9 @@ from harness.load.records import RequestRecord
 from harness.stats.level import LevelResult, Reason, Verdict
 
 
+WAVES = 6  # requests that must follow each other in the steady window before its drift means anything
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Where findings start.
@@ -178,6 +181,10 @@ def _in_flight(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 
 def _steady(result: LevelResult, context: Context) -> Iterator[Finding]:
+    """Drift within the level, where it lasts long enough to tell drift from the waves that requests come in."""
+    start, end, answer = result.window.start_s, result.window.end_s, _median(result, "e2e_s")
+    if answer is not None and start is not None and end is not None and end - start < WAVES * answer:
+        return
     drift = trend(context.slices)
     if drift is not None and abs(drift.change) > context.limits.drift and drift.certain:
         message = f"throughput {'rose' if drift.change > 0 else 'fell'} by {abs(drift.change):.1%} within the level"

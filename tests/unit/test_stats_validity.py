@@ -259,5 +259,12 @@ def test_a_trend_is_the_later_half_against_the_earlier_and_must_stand_out_of_the
     assert trend(slices) == pytest.approx((change, certain))
 
 
+def test_waves_of_requests_are_no_drift():
+    slices = [30, 31, 30, 29, 40, 41, 40, 39]
+    long, short = ({"e2e_s": Summary(n=30, p50=seconds)} for seconds in (1.0, 2.0))  # the window is 8.9 s long
+    assert judge(level(metrics=long), Context(slices=slices)).state == "suspect"
+    assert judge(level(metrics=short), Context(slices=slices)).state == "valid"
+
+
 def test_a_trend_needs_six_slices():
     assert trend([1, 2, 3, 4, 5]) is None
