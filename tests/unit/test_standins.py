@@ -16,7 +16,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             sys.executable,
-            "-I",
+            "-IB",
             "-c",
             f"import sys; sys.path.insert(0, {str(OVERLAYS / 'torchvision-standin')!r}); {code}",
         ],
