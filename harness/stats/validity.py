@@ -17,7 +17,6 @@ from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
 from harness.stats.level import LevelResult, Reason, Verdict
 
-
 WAVES = 6  # requests that must follow each other in the steady window before its drift means anything
 
 

@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from harness.stats.arms import Arm, Cell, Launch, level_key
@@ -131,3 +133,36 @@ def test_a_comparison_survives_its_file():
 )
 def test_a_levels_key_is_what_it_offers(level, key):
     assert level_key(level) == key
+
+
+RATES = st.floats(min_value=1.0, max_value=1e4, allow_nan=False)
+TABLES = st.lists(st.fixed_dictionaries({1: RATES, 8: RATES, 64: RATES}), min_size=1, max_size=4)
+
+
+@given(TABLES, TABLES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_swapping_the_arms_inverts_the_ratio_and_turns_the_verdict(one, other):
+    there, back = compare(arm("a", *one), arm("b", *other)), compare(arm("b", *other), arm("a", *one))
+    turned = {"better": "worse", "worse": "better"}
+    for forward, backward in zip(there.rows, back.rows, strict=True):
+        assert forward.estimate.ratio * backward.estimate.ratio == pytest.approx(1)
+        assert turned.get(forward.verdict, forward.verdict) == backward.verdict
+        assert forward.p == pytest.approx(backward.p)
+    assert len(there.crossover.crossings) == len(back.crossover.crossings)
+
+
+@given(TABLES, st.floats(min_value=0.01, max_value=100))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_a_faster_machine_changes_no_verdict(tables, factor):
+    other = [{level: rate * 1.07 for level, rate in table.items()} for table in reversed(tables)]
+    scaled = [[{level: rate * factor for level, rate in table.items()} for table in arm] for arm in (tables, other)]
+    plain, faster = compare(arm("a", *tables), arm("b", *other)), compare(arm("a", *scaled[0]), arm("b", *scaled[1]))
+    assert [row.verdict for row in plain.rows] == [row.verdict for row in faster.rows]
+
+
+@given(TABLES, TABLES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_no_crossover_is_ever_claimed_outside_the_measured_levels(one, other):
+    for crossing in compare(arm("a", *one), arm("b", *other)).crossover.crossings:
+        for point in (crossing.low, crossing.at, crossing.high):
+            assert point is None or crossing.between[0] <= point <= crossing.between[1]
