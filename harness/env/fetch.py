@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 from harness.env import indexes, simple_index
 from harness.env.locked import Lock
 from harness.env.spec import EnvSpec
-from harness.env.wheelhouse import Progress, Silent, Wanted, disk_hint, locked, problem, wanted
+from harness.env.wheelhouse import Needed, Progress, Silent, disk_hint, locked, needed, problem
 from harness.errors import BuildError
 
 _WORKERS = 6
@@ -60,7 +60,7 @@ def fetch(
     try:
         wheelhouse.mkdir(parents=True, exist_ok=True)
         with locked(wheelhouse / ".lock", work.progress):
-            want = wanted(lock, wheelhouse, pythons or lock.pythons)
+            want = needed(lock, wheelhouse, pythons or lock.pythons)
             missing = [item for item in want if problem(item) is not None]
             _discard(missing, work.progress)
             _need_room(missing, wheelhouse)
@@ -72,14 +72,14 @@ def fetch(
     return [item.path for item in want]
 
 
-def _discard(missing: Sequence[Wanted], progress: Progress) -> None:
+def _discard(missing: Sequence[Needed], progress: Progress) -> None:
     for item in missing:
         if item.path.exists():
             progress.say(f"`{item.path.name}` {problem(item)}; removed, fetching it again")
             item.path.unlink()
 
 
-def _need_room(missing: Sequence[Wanted], wheelhouse: Path) -> None:
+def _need_room(missing: Sequence[Needed], wheelhouse: Path) -> None:
     need = sum(item.artefact.size for item in missing)
     free = shutil.disk_usage(wheelhouse).free
     if missing and need + _SPARE_BYTES > free:
@@ -89,7 +89,7 @@ def _need_room(missing: Sequence[Wanted], wheelhouse: Path) -> None:
         )
 
 
-def _download(missing: Sequence[Wanted], work: _Work) -> None:
+def _download(missing: Sequence[Needed], work: _Work) -> None:
     work.progress.expect(sum(item.artefact.size for item in missing))
     with ThreadPoolExecutor(_WORKERS) as pool:
         futures = [pool.submit(_fetch_one, item, work) for item in missing]
@@ -115,7 +115,7 @@ def _all_of(problems: Sequence[BuildError | OSError]) -> BuildError:
     return BuildError(f"{len(texts)} files could not be fetched", details=list(texts)[:20], hint=hint)
 
 
-def _fetch_one(item: Wanted, work: _Work) -> None:
+def _fetch_one(item: Needed, work: _Work) -> None:
     partial = item.path.parent / ".partial" / f"{item.artefact.sha256[:16]}-{item.path.name}"
     partial.parent.mkdir(exist_ok=True)
     address = _address(item, work)
@@ -128,7 +128,7 @@ def _fetch_one(item: Wanted, work: _Work) -> None:
         raise
 
 
-def _address(item: Wanted, work: _Work) -> str:
+def _address(item: Needed, work: _Work) -> str:
     """Where the file is today: a folder of wheels on this machine, else its index."""
     for folder in indexes.wheel_folders():
         path = folder / item.path.name
@@ -144,7 +144,7 @@ def _address(item: Wanted, work: _Work) -> str:
     return found[item.path.name]
 
 
-def _pour(address: str, partial: Path, item: Wanted, work: _Work) -> None:
+def _pour(address: str, partial: Path, item: Needed, work: _Work) -> None:
     """Copy or download, going on from what is there."""
     path = indexes.local_path(address)
     if path is not None:
@@ -163,7 +163,7 @@ def _pour(address: str, partial: Path, item: Wanted, work: _Work) -> None:
             return
 
 
-def _resume(address: str, partial: Path, item: Wanted, work: _Work) -> None:
+def _resume(address: str, partial: Path, item: Needed, work: _Work) -> None:
     have = partial.stat().st_size if partial.exists() else 0
     if have > item.artefact.size:
         partial.unlink()
@@ -192,8 +192,8 @@ def _copy(blocks: Iterator[bytes], target: IO[bytes], work: _Work) -> None:
         work.progress.advance(len(block))
 
 
-def _accept(partial: Path, item: Wanted, work: _Work) -> None:
-    wrong = problem(Wanted(item.package, item.artefact, partial))
+def _accept(partial: Path, item: Needed, work: _Work) -> None:
+    wrong = problem(Needed(item.package, item.artefact, partial))
     if wrong is None:
         partial.replace(item.path)
         return

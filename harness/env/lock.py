@@ -31,8 +31,10 @@ from harness.errors import LockError
 
 __all__ = ["Artefact", "Lock", "LockedPackage", "Upgrade", "check", "diff", "make", "read", "read_for", "write"]
 
+_KEEP = Upgrade()
 
-def make(spec: EnvSpec, old: Lock | None = None, upgrade: Upgrade = Upgrade()) -> Lock:  # noqa: B008
+
+def make(spec: EnvSpec, old: Lock | None = None, upgrade: Upgrade = _KEEP) -> Lock:
     """Resolve a spec to a lock.
 
     Args:

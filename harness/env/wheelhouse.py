@@ -40,7 +40,7 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Needed:
     """One file to have: its package, what the lock says of it, and where it will lie."""
 
     package: LockedPackage
@@ -48,17 +48,17 @@ class Wanted:
     path: Path
 
 
-def wanted(lock: Lock, wheelhouse: Path, pythons: Sequence[str]) -> list[Wanted]:
+def needed(lock: Lock, wheelhouse: Path, pythons: Sequence[str]) -> list[Needed]:
     """The files a wheelhouse must hold for some Python versions, once each."""
     found = {
-        artefact.file: Wanted(package, artefact, wheelhouse / artefact.file)
+        artefact.file: Needed(package, artefact, wheelhouse / artefact.file)
         for python in pythons
         for package, artefact in lock.selected(python)
     }
     return list(found.values())
 
 
-def problem(item: Wanted) -> str | None:
+def problem(item: Needed) -> str | None:
     """Why a wheelhouse file cannot be used: it is missing, of another size, or of another sha256."""
     if not item.path.is_file():
         return "is missing"
@@ -75,7 +75,7 @@ def verify(lock: Lock, wheelhouse: Path, python: str) -> list[Path]:
     Raises:
         BuildError: names every file that is missing or was wrong.
     """
-    want = wanted(lock, wheelhouse, [python])
+    want = needed(lock, wheelhouse, [python])
     problems = {item: found for item in want if (found := problem(item)) is not None}
     for item in problems:
         item.path.unlink(missing_ok=True)

@@ -429,3 +429,23 @@ def test_a_drifted_environment_is_built_anew_and_the_reason_is_said(here: Projec
         "live 24 bytes, edited since); building it anew"
     ) in said.err.splitlines()
     assert python(said.json, "import server; print(server.__version__)") == "1.2"
+
+
+def test_an_interrupted_fetch_leaves_no_wheel_and_the_next_one_goes_on(here: Project, wheelhouse: Path) -> None:
+    noise = "".join(hashlib.sha256(bytes([number % 256, number // 256])).hexdigest() for number in range(4000))
+    wheel = demo(here, contents={"server/data.txt": noise})
+    here.index.pause_s = 0.1
+    command = [sys.executable, "-m", "harness", "fetch", "demo"]
+    process = subprocess.Popen(command, cwd=here.root, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(path.stat().st_size for path in wheelhouse.glob(".partial/*")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
+    assert "Traceback" not in err
+    assert list(wheelhouse.glob("*.whl")) == []
+
+    here.index.pause_s = 0.0
+    assert here.run("fetch", "demo").code == 0
+    assert str(here.index.asked[-1][1]).startswith("bytes=")
+    assert (wheelhouse / wheel.name).read_bytes() == wheel.read_bytes()

@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,6 +93,7 @@ class PackageIndex:
         html: answers pages in HTML only, as older indexes do.
         hashes, sizes: whether its pages say them.
         cut: serves only so many bytes of a file, once, then breaks the connection.
+        pause_s: waits so long after every 4 KiB of a file.
         other: serves these bytes in place of a file's own.
         asked: every path asked for, with the Range header where there was one.
     """
@@ -102,6 +104,7 @@ class PackageIndex:
     hashes: bool = True
     sizes: bool = True
     cut: dict[str, int] = field(default_factory=dict)
+    pause_s: float = 0.0
     other: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -205,9 +208,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(data[start : limit and start + limit])
+            self._pour(data[start : limit and start + limit])
         if limit is not None:
             self.close_connection = True
+
+    def _pour(self, data: bytes) -> None:
+        for position in range(0, len(data), 4096):
+            self.wfile.write(data[position : position + 4096])
+            time.sleep(self.packages.pause_s)
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
