@@ -1,7 +1,7 @@
 """The audit on the wheels it was made for: some GB, fetched once into the project's wheelhouse.
 
-Expected values were found with other means before (readelf's undefined symbols less nm's defined ones, and
-cuobjdump's lists): sglang-kernel 0.4.10 misses nothing in torch 2.14.1, sgl-kernel 0.3.21 seven symbols; 0, 2 and 11, 5 beside others.
+Expected values were found by other means before (readelf, nm, cuobjdump): sglang-kernel 0.4.10 misses nothing in torch
+2.14.1, sgl-kernel 0.3.21 misses seven symbols there and none in the torch of its own time.
 """
 
 from pathlib import Path
