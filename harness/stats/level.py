@@ -15,7 +15,11 @@ class Stored(BaseModel):
 
 
 class Summary(Stored):
-    """One metric over a level's good requests. A percentile the sample cannot support is None."""
+    """One metric over a level's good requests. A percentile the sample cannot support is None.
+
+    `bounds` holds the 95 % order-statistic bounds of the percentiles that are shown; an end is None where the sample
+    has none that far out. They speak of requests like these within this launch.
+    """
 
     n: int
     mean: float | None = None
@@ -25,6 +29,7 @@ class Summary(Stored):
     p90: float | None = None
     p99: float | None = None
     maximum: float | None = None
+    bounds: dict[str, tuple[float | None, float | None]] = {}
 
 
 class Reason(Stored):

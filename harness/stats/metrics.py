@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.load.records import LevelTrace, RequestRecord
 from harness.stats.level import MEASUREMENT, LevelResult, Reason, Summary, Throughput, Verdict, Window
-from harness.stats.percentiles import supports
+from harness.stats.percentiles import bounded, supports
 
 # A level's client is the limit above this share of the capacity that its calibration found.
 _CAPACITY_SHARE = 0.70
@@ -178,18 +178,16 @@ def summary(values: Sequence[float]) -> Summary:
         return Summary(n=0)
     array = np.asarray(values, dtype=float)
 
-    def percentile(share: float) -> float | None:
-        return float(np.quantile(array, share)) if supports(len(array), share) else None
-
+    shown = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+    found = {name: bounded(array, share) for name, share in shown.items() if supports(len(array), share)}
     return Summary(
         n=len(array),
         mean=float(array.mean()),
         std=float(array.std(ddof=1)) if len(array) > 1 else None,
         minimum=float(array.min()),
-        p50=percentile(0.50),
-        p90=percentile(0.90),
-        p99=percentile(0.99),
         maximum=float(array.max()),
+        **{name: percentile.value for name, percentile in found.items()},
+        bounds={name: (percentile.low, percentile.high) for name, percentile in found.items()},
     )
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import bdtr
 
 
@@ -46,7 +47,7 @@ def supports(count: int, percentile: float, confidence: float = 0.99) -> bool:
     return count >= fewest(percentile, confidence)
 
 
-def bounded(values: Sequence[float], percentile: float, confidence: float = 0.95) -> Bounded | None:
+def bounded(values: Sequence[float] | NDArray[np.float64], percentile: float, confidence: float = 0.95) -> Bounded:
     """A percentile (linear interpolation, numpy's default) and the order statistics that bound the true one.
 
     Args:
@@ -54,11 +55,11 @@ def bounded(values: Sequence[float], percentile: float, confidence: float = 0.95
         percentile: as a share.
         confidence: of the pair of bounds; each side takes half of what is left.
 
-    Returns:
-        None for an empty sample.
+    Raises:
+        ValueError: the sample is empty.
     """
-    if not values:
-        return None
+    if not len(values):
+        raise ValueError("no percentile of nothing")
     ranked = np.sort(np.asarray(values, dtype=float))
     count, tail = len(ranked), (1 - confidence) / 2
     # X_(r) lies above the quantile exactly when fewer than r samples lie below it.

@@ -12,6 +12,7 @@ from harness.stats.consistency import serial_against_closed
 from harness.stats.equivalence import Output, agreement, compare_outputs
 from harness.stats.factorial import effects
 from harness.stats.level import LevelResult, Summary, Throughput, Verdict, Window
+from harness.stats.metrics import summary
 from harness.stats.percentiles import bounded, fewest, supports, why_not
 from harness.stats.policy import better_arm, kept_promise
 from harness.stats.refine import Goal, next_step
@@ -262,7 +263,14 @@ def test_order_statistics_bound_a_percentile():
 
 def test_a_bound_that_the_sample_does_not_reach_is_none():
     assert bounded([1.0, 2.0, 3.0], 0.99).high is None
-    assert bounded([], 0.5) is None
+    with pytest.raises(ValueError, match="no percentile of nothing"):
+        bounded([], 0.5)
+
+
+def test_a_summary_carries_the_bounds_of_the_percentiles_it_shows():
+    found = summary([float(value) for value in range(1, 12)])
+    # 11 samples: p50 is shown and p90 is not; X(2) and X(10) hold the median with 98.8 % (sign-test bounds).
+    assert (found.p50, found.p90, found.bounds) == (6.0, None, {"p50": (2.0, 10.0)})
 
 
 # --- slices
