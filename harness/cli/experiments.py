@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
     from harness.run.resume import CellFate
+    from harness.run.run import More
     from harness.run.store import Run
 
 
@@ -83,13 +84,16 @@ def run_recipe(arguments: argparse.Namespace) -> int:
     for trouble in needs.before(plan, site, arguments.out, wait_s=_seconds(arguments.wait_free)):
         talk.line(f"warning: {trouble}")
     run = _continued(earlier, plan) if arguments.resume else None
+    if run is not None:
+        plan = run.plan()  # with the blocks that it added, if it refines
+        found = fates(plan, earlier)
     run = run or store.create(arguments.out, plan, name=arguments.name)
     talk.line(f"run {run.run_id}: {len(plan.launches)} launches, {sum(1 for _ in plan.cells())} cells")
     for fate in found:
         why = f" because {'; '.join(fate.why)}" if fate.why else ""
         talk.line(f"  {fate.launch} {fate.level}: {fate.fate}{why}")
     with LiveView(talk, cells=sum(1 for _ in plan.cells())) as view:
-        outcome = execute(run, plan, site, view.tell, reuse=found)
+        outcome = execute(run, plan, site, view.tell, reuse=found, more=_more(run, plan, expanded, site))
     answered = answer.answer(run)
     if answered:
         answer.store(run, answered)
@@ -118,6 +122,23 @@ def _seconds(text: str) -> float:
     if not match:
         raise InputError(f"`{text}` is not a time", hint="write 90s, 10m or 1h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _more(run: "Run", plan: "Plan", expanded: "Expanded", site: "Site") -> "More":
+    """How a run that refines adds blocks to its plan; any other adds none."""
+    from harness.recipe import plan as planning
+    from harness.recipe.gather import gather
+    from harness.run import answer
+
+    if plan.refine is None:
+        return lambda _: None
+    decide, found = answer.refining(run, plan), gather(expanded, site)
+
+    def more(current: "Plan") -> "Plan | None":
+        step = decide(current)
+        return None if step.done else planning.extend(current, expanded, found, step.levels, step.reason)
+
+    return more
 
 
 def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]) -> int:

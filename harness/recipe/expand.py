@@ -176,6 +176,11 @@ def _reference_faults(document: Document, recipe: Recipe, arms: list[str]) -> It
     for name in recipe.expect:
         if arms and name not in arms:
             yield document.fault(("expect", name), f"`expect` names no arm: `{name}`", suggest(name, arms))
+    if recipe.refine:
+        if recipe.compare is None or recipe.compare.aa or len(arms) != 2:
+            yield document.fault(("refine",), "`refine` needs `compare` and exactly two arms")
+        if not recipe.sweep.concurrency or len(recipe.sweep.concurrency) < 3:
+            yield document.fault(("refine",), "`refine` needs a grid of at least three concurrencies in `sweep`")
     lengths = {path: len(values) for path, values in recipe.zip.items()}
     if len(set(lengths.values())) > 1:
         yield document.fault(("zip",), f"`zip` lists differ in length: {lengths}")

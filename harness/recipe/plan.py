@@ -144,11 +144,16 @@ class Plan(Stored):
     on_failure: str = "stop"
     allow_drift: str | None = None
     findings: tuple[Finding, ...] = ()
+    refine: dict[str, Any] | None = None
+    refined: tuple[str, ...] = ()  # why each block after the first ones was added, as the run went
 
     @property
     def digest(self) -> str:
-        """The plan's identity: sha256 of its canonical JSON."""
-        return digest(self.model_dump(mode="json"))
+        """The plan's identity: sha256 of its canonical JSON, as it was before the run refined it."""
+        blocks = 1 + max(launch.block for launch in self.launches) - len(self.refined)
+        launches = tuple(launch for launch in self.launches if launch.block < blocks)
+        first = self.model_copy(update={"launches": launches, "refined": ()})
+        return digest(first.model_dump(mode="json"))
 
     def cells(self) -> Iterator[tuple[PlannedLaunch, PlannedCell]]:
         """Every cell with its launch, in the order they run."""
@@ -180,6 +185,7 @@ def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> 
         arms=arms,
         launches=launches,
         compare=_compare(recipe.compare, expanded),
+        refine=recipe.refine.model_dump() | {"grid": sorted(recipe.sweep.concurrency or ())} if recipe.refine else None,
         publish=tuple(_target(target) for target in recipe.publish),
         start_timeout_s=recipe.timeouts.start_s,
         run_timeout_s=recipe.timeouts.run_s,
@@ -208,6 +214,11 @@ def _cautions(launches: Sequence[PlannedLaunch], arms: Mapping[str, PlannedArm])
             " those used again carry a numbered first line, so that no prefix is cached"
         )
         yield Finding(severity="warning", id="prompts-wrap", message=message)
+
+
+def scan(grid: Sequence[int]) -> list[int]:
+    """The levels of a refined run's first block: every second one of the grid, and the last."""
+    return sorted({*grid[::2], grid[-1]})
 
 
 def treatment(overrides: Sequence[Sequence[str]], declared: Sequence[str]) -> list[str]:
@@ -250,21 +261,55 @@ def _arm(arm: Arm, expanded: Expanded, found: Found) -> PlannedArm:
 
 def _launches(expanded: Expanded, arms: Mapping[str, PlannedArm], found: Found) -> Iterator[PlannedLaunch]:
     recipe = expanded.recipe
-    compare = recipe.compare
-    number = 0
-    for block, names in enumerate(blocks(list(arms), compare)):
-        for name in names:
-            number += 1
-            cells = tuple(_cells(expanded, arms[name], block, found))
-            yield PlannedLaunch(
-                name=f"{number:02d}-{name}",
-                arm=name,
-                block=block,
-                replicate=block,
-                first_prompt=cells[0].first_prompt - recipe.warmup.requests,
-                warmup_requests=recipe.warmup.requests,
-                cells=cells,
-            )
+    order = blocks(list(arms), recipe.compare)
+    grid = recipe.sweep.concurrency
+    if recipe.refine:
+        order, grid = order[:1], scan(sorted(grid or ()))
+    number = prompt = 0
+    for block, names in enumerate(order):
+        launches = list(_block(expanded, [arms[name] for name in names], _At(block, number, prompt, grid), found))
+        yield from launches
+        number += len(launches)
+        prompt = _next_prompt(launches)
+
+
+def extend(plan: Plan, expanded: Expanded, found: Found, levels: Sequence[int], reason: str) -> Plan:
+    """A plan with one more block of launches at the given concurrencies: what a run adds while it refines."""
+    block = 1 + max(launch.block for launch in plan.launches)
+    names = list(plan.arms) if block % 2 == 0 else list(plan.arms)[::-1]
+    at = _At(block, len(plan.launches), _next_prompt(plan.launches), levels)
+    more = _block(expanded, [plan.arms[name] for name in names], at, found)
+    return plan.model_copy(update={"launches": (*plan.launches, *more), "refined": (*plan.refined, reason)})
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Where a block stands: its number, how many launches and prompts came before it, and its concurrencies."""
+
+    block: int
+    number: int
+    prompt: int
+    grid: Sequence[int] | None
+
+
+def _block(expanded: Expanded, arms: Sequence[PlannedArm], at: _At, found: Found) -> Iterator[PlannedLaunch]:
+    """One launch of each arm, all with the same prompts."""
+    warm = expanded.recipe.warmup.requests
+    for number, arm in enumerate(arms, start=at.number + 1):
+        yield PlannedLaunch(
+            name=f"{number:02d}-{arm.name}",
+            arm=arm.name,
+            block=at.block,
+            replicate=at.block,
+            first_prompt=at.prompt,
+            warmup_requests=warm,
+            cells=tuple(_cells(expanded, arm, at, found)),
+        )
+
+
+def _next_prompt(launches: Sequence[PlannedLaunch]) -> int:
+    """The first prompt that no launch has used."""
+    return max(cell.first_prompt + cell.prompts for launch in launches for cell in launch.cells)
 
 
 def blocks(arms: list[str], compare: Compare | None) -> list[list[str]]:
@@ -277,27 +322,26 @@ def blocks(arms: list[str], compare: Compare | None) -> list[list[str]]:
     return [arms if block % 2 == 0 else arms[::-1] for block in range(compare.launches)]
 
 
-def _cells(expanded: Expanded, arm: PlannedArm, block: int, found: Found) -> Iterator[PlannedCell]:
+def _cells(expanded: Expanded, arm: PlannedArm, at: _At, found: Found) -> Iterator[PlannedCell]:
     recipe = expanded.recipe
     size = found.prompts[arm.workload["prompts"]].size
-    levels = [planned_level(level, expanded, arm) for level in sweep_levels(recipe.sweep)]
-    if recipe.sweep.order == "shuffled":
-        random.Random(f"{recipe.compare.seed if recipe.compare else 0}:{block}").shuffle(levels)
-    needs = [(level.requests or size) + level.warmup_requests for level in levels]
-    start = recipe.warmup.requests + block * (sum(needs) + recipe.warmup.requests)
-    used = recipe.warmup.requests
-    for level, need in zip(levels, needs, strict=True):
-        used += need
-        facts = cell_identity(arm, level, start, block, found.measurement)
+    sweep = recipe.sweep.model_copy(update={"concurrency": list(at.grid) if at.grid else None})
+    levels = [planned_level(level, expanded, arm) for level in sweep_levels(sweep)]
+    if sweep.order == "shuffled":
+        random.Random(f"{recipe.compare.seed if recipe.compare else 0}:{at.block}").shuffle(levels)
+    start = at.prompt + recipe.warmup.requests
+    for level in levels:
+        count = (level.requests or size) + level.warmup_requests
+        facts = cell_identity(arm, level, start, at.block, found.measurement)
         yield PlannedCell(
             cell_id=identity.cell_id(facts),
             level=level,
             first_prompt=start,
-            prompts=need,
-            wrapped=used > size,
+            prompts=count,
+            wrapped=start + count - at.prompt > size,
             identity=facts,
         )
-        start += need
+        start += count
 
 
 def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, measurement: str) -> dict[str, Any]:

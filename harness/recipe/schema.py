@@ -104,6 +104,14 @@ class Compare(Strict):
     aa: bool = Field(default=False, description="run the base against itself: the noise floor")
 
 
+class Refine(Strict):
+    """Spend launches where the answer is least certain, in place of a fixed number of them everywhere."""
+
+    width: float = Field(default=1.5, gt=1, description="a crossover's interval: upper end over lower end")
+    blocks: Count = Field(default=8, description="launches an arm that may be spent")
+    minutes: Seconds | None = Field(default=None, description="time that may be spent")
+
+
 class DocTarget(Strict):
     """A marked block in a Markdown file that the run keeps up to date."""
 
@@ -156,6 +164,7 @@ class Recipe(Strict):
     warmup: Warmup = Warmup()
     sweep: Sweep
     compare: Compare | None = None
+    refine: Refine | None = None
     expect: dict[str, list[str]] = Field(default={}, description="arm -> features that must prove to be engaged")
     publish: list[DocTarget | Literal["logbook"]] = []
     timeouts: Timeouts = Timeouts()

@@ -3,7 +3,8 @@
 Reads the run folder, turns it into the values that `stats` compares, and stores `comparison.json`.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.stats.arms import Arm, Launch, launch_of
 from harness.stats.compare import Comparison, Settings, compare
 from harness.stats.fairness import Permission, flatten
 from harness.stats.level import LevelResult, Stored
+from harness.stats.refine import Goal, Step, next_step
 from harness.stats.slices import throughput
 from harness.strict import suggest
 
@@ -80,6 +82,23 @@ def across(
         if arm.name == name or name not in run.plan().arms
     ]
     return _answered(first, plan, found[name], others, how)
+
+
+def refining(run: Run, plan: Plan) -> Callable[[Plan], Step]:
+    """What to run next, from what the run has measured so far; for a plan that refines."""
+    began = time.monotonic()
+    how, asked = plan.compare or {}, plan.refine or {}
+    goal = Goal(grid=asked["grid"], width=asked["width"], blocks=asked["blocks"], minutes=asked["minutes"])
+
+    def decide(_: Plan) -> Step:
+        found = arms(run)
+        base = found[how["base"]]
+        [other] = [arm for name, arm in found.items() if name != base.name]
+        permission = Permission(tuple(how["treatment"]), tuple(how["accept"]))
+        settings = Settings(margin=how["margin"], permission=permission)
+        return next_step(base, other, goal, settings, (time.monotonic() - began) / 60)
+
+    return decide
 
 
 def stored(run: Run) -> Answer | None:

@@ -3,14 +3,16 @@
 The program in one place: facts, then each launch on an executor, then the comparison.
 """
 
+import math
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from harness.errors import HarnessError, Interrupted
+from harness.errors import HarnessError, Interrupted, MeasurementError
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import facts as machine
@@ -30,32 +32,76 @@ class Outcome:
     troubles: tuple[str, ...] = ()
 
 
-def execute(run: Run, plan: Plan, site: Site, tell: Tell, *, reuse: Sequence[CellFate] = ()) -> Outcome:
+More = Callable[[Plan], Plan | None]
+
+
+def execute(
+    run: Run, plan: Plan, site: Site, tell: Tell, *, reuse: Sequence[CellFate] = (), more: More = lambda _: None
+) -> Outcome:
     """Carry a plan out, writing everything down as it happens.
+
+    Args:
+        run: its folder.
+        plan: the plan.
+        site: site facts.
+        tell: takes events for whoever watches.
+        reuse: cells that need not be measured again.
+        more: asked when every launch is done: a plan with launches added, or None when that was all.
 
     Raises:
         Interrupted: the user said stop; the server is stopped and what was measured is kept.
         HarnessError: a launch failed and the plan says to stop; what was measured is kept.
     """
     stop = threading.Event()
-    job = local.Job(run, plan, site, tell, stop)
+    deadline = time.monotonic() + plan.run_timeout_s if plan.run_timeout_s else math.inf
+    job = local.Job(run, plan, site, tell, stop, deadline)
     sources = {(fate.launch, fate.level): fate.source for fate in reuse if fate.source}
     measured = reused = 0
     troubles: list[str] = []
+    with _recorded(run, [source.run for source in sources.values()]), interruptible(stop, tell):
+        for launch in _launches(job, more):
+            todo, kept = _split(run, launch, sources, tell)
+            reused += kept
+            if todo:
+                troubles += local.carry_out(job, launch, todo)
+                measured += len(todo)
+            _stop_here(job)
+    run.write_state("done", ended=now(), troubles=troubles)
+    run.event("ended")
+    return Outcome(run, measured, reused, tuple(troubles))
+
+
+def _launches(job: local.Job, more: More) -> Iterator[PlannedLaunch]:
+    """Every launch of the plan, and then those that the run decides to add."""
+    plan: Plan | None = job.plan
+    done = 0
+    while plan is not None:
+        yield from plan.launches[done:]
+        done = len(plan.launches)
+        if (plan := more(plan)) is not None:
+            job.run.write_plan(plan)
+            job.tell("note", text=f"one more block: {plan.refined[-1]}")
+
+
+def _stop_here(job: local.Job) -> None:
+    """Raise where the run may not go on."""
+    keeps = f"`{job.run.path}` keeps what was measured"
+    if job.stop.is_set():
+        raise Interrupted(f"stopped; {keeps}", hint="go on with `--resume`")
+    if time.monotonic() > job.deadline:
+        allowed = f"{job.plan.run_timeout_s:g} s"
+        raise MeasurementError(f"the run took longer than the {allowed} it may; {keeps}", hint="go on with `--resume`")
+
+
+@contextmanager
+def _recorded(run: Run, sources: Sequence[Run]) -> Iterator[None]:
+    """Machine facts before and after, and a state that is true however it ends."""
     here = machine.collect()
-    refuse_other_hardware(here, [source.run for source in sources.values()])
+    refuse_other_hardware(here, sources)
     run.write_facts({"before": here})
     run.write_state("running", started=now())
     try:
-        with interruptible(stop, tell):
-            for launch in plan.launches:
-                todo, kept = _split(run, launch, sources, tell)
-                reused += kept
-                if todo:
-                    troubles += local.carry_out(job, launch, todo)
-                    measured += len(todo)
-                if stop.is_set():
-                    raise Interrupted(f"stopped; `{run.path}` keeps what was measured", hint="go on with `--resume`")
+        yield
     except HarnessError as error:
         run.write_state("interrupted" if isinstance(error, Interrupted) else "failed", error=str(error), ended=now())
         run.event("ended", error=error.message)
@@ -65,9 +111,6 @@ def execute(run: Run, plan: Plan, site: Site, tell: Tell, *, reuse: Sequence[Cel
         raise
     finally:
         run.write_facts({"before": here, "after": machine.collect()})
-    run.write_state("done", ended=now(), troubles=troubles)
-    run.event("ended")
-    return Outcome(run, measured, reused, tuple(troubles))
 
 
 @contextmanager

@@ -98,6 +98,10 @@ class Run:
             mode=_PRIVATE,
         )
 
+    def write_plan(self, plan: Plan) -> None:
+        """Replace the plan: a run that refines adds launches to it."""
+        write_json(self.path / "plan.json", plan.model_dump(mode="json"), mode=_PRIVATE)
+
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Store the machine facts."""
         write_json(self.path / "facts.json", facts, mode=_PRIVATE)
@@ -149,7 +153,7 @@ def create(folder: Path, plan: Plan, *, name: str | None = None) -> Run:
     except OSError as error:
         raise InputError(f"cannot make the run folder `{path}`: {error.strerror}") from error
     run = Run(path)
-    write_json(path / "plan.json", plan.model_dump(mode="json"), mode=_PRIVATE)
+    run.write_plan(plan)
     run.write_state("planned", recipe=plan.recipe, plan=plan.digest)
     return run
 

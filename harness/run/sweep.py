@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from harness.stats.level import LevelResult, Reason, Verdict
 
 Tell = Callable[..., None]
 _FLUSH_S = 30.0
+_CUT = {"level-timeout"}
 _LOOK_S = 0.1  # between looks at the user's wish and the server's life
 
 
@@ -43,6 +45,7 @@ class Bench:
     prompts: PromptSet
     tell: Tell
     stop: threading.Event  # the user said stop
+    deadline: float  # when the run must end, by the monotonic clock
 
     @property
     def target(self) -> Target:
@@ -80,7 +83,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
     bench.tell("level-start", launch=bench.launch.name, level=level.name, requests=level.requests)
     ended = threading.Event()
     with (
-        _watching(bench, ended),
+        _watching(bench, level, ended) as cut,
         Observer(bench.server.base_url, bench.engine, folder=folder) as observer,
     ):
         trace = run_level(
@@ -95,7 +98,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
         )
     if bench.stop.is_set():
         return None
-    result = _judge(bench, cell, trace, observer, flushed)
+    result = _with_reasons(_judge(bench, cell, trace, observer, flushed), cut)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
     return result
@@ -106,10 +109,12 @@ def prepare(bench: Bench, first: int, count: int) -> Iterator[Prepared]:
     workload = bench.arm.workload
     sampling = sampling_of(workload)
     for position, item in enumerate(bench.prompts.slice(first, count), start=first):
-        prompt = _asked(item.prompt, workload["dialect"], position // len(bench.prompts))
+        again = position // len(bench.prompts)
+        prompt = _asked(item.prompt, workload["dialect"], again)
         path, body = bench.engine.request(workload["dialect"], prompt, sampling, bench.model.name)
         yield Prepared(
-            prompt_id=item.prompt_id,
+            prompt_id=f"{item.prompt_id}#{again + 1}" if again else item.prompt_id,
+            conversation=item.conversation,
             path=path,
             body=json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(),
             dialect=workload["dialect"],
@@ -134,21 +139,29 @@ def sampling_of(workload: Mapping[str, Any]) -> Sampling:
 
 
 @contextmanager
-def _watching(bench: Bench, ended: threading.Event) -> Iterator[None]:
-    """Set `ended` as soon as the user says stop or the server dies, so that no level outlives its server."""
+def _watching(bench: Bench, level: PlannedLevel, ended: threading.Event) -> Iterator[list[Reason]]:
+    """Set `ended` as soon as the user says stop, the server dies, or time is up: no level outlives its use.
+
+    Yields the reasons for which the level was cut short, for its verdict; a death and a stop are judged elsewhere.
+    """
     over = threading.Event()
+    cut: list[Reason] = []
+    deadline = min(time.monotonic() + level.level_timeout_s, bench.deadline)
 
     def watch() -> None:
         process = bench.server.process
         while not over.wait(_LOOK_S):
-            if bench.stop.is_set() or (process is not None and process.poll() is not None):
+            if time.monotonic() > deadline:
+                message = f"the level was not over after the {level.level_timeout_s:g} s it may take"
+                cut.append(Reason(code="level-timeout", message=message))
+            if cut or bench.stop.is_set() or (process is not None and process.poll() is not None):
                 ended.set()
                 return
 
     thread = threading.Thread(target=watch, name="watch", daemon=True)
     thread.start()
     try:
-        yield
+        yield cut
     finally:
         over.set()
         thread.join()
@@ -207,11 +220,12 @@ def _not_flushed(flushed: bool | None) -> list[Reason]:
 
 
 def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult:
-    """A judged level with more to distrust it for; what is valid becomes suspect."""
+    """A judged level with more to distrust it for; one that was cut short is invalid, another valid one suspect."""
     if not reasons:
         return result
     known = result.verdict.reasons
-    state = "suspect" if result.verdict.state == "valid" else result.verdict.state
+    cut = any(reason.code in _CUT for reason in reasons)
+    state = "invalid" if cut else "suspect" if result.verdict.state == "valid" else result.verdict.state
     return result.model_copy(update={"verdict": Verdict(state=state, reasons=(*known, *reasons))})
 
 

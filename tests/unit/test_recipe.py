@@ -178,3 +178,21 @@ def test_running_the_base_against_itself_is_planned_as_two_equal_arms(tmp_path: 
     made = plan.make(loaded(tmp_path, BASE.replace("launches: 2", "launches: 1, aa: true")), FOUND)
     assert list(made.arms) == ["baseline", "baseline-again"]
     assert [launch.arm for launch in made.launches] == ["baseline", "baseline-again"]
+
+
+def test_a_refined_plan_begins_with_every_second_level_and_grows_by_blocks(tmp_path: Path) -> None:
+    text = BASE.replace("[4, 1]", "[1, 2, 4, 8]").replace("launches: 2", "launches: 1") + "refine: {width: 1.3}\n"
+    expanded = loaded(tmp_path, text)
+    first = plan.make(expanded, FOUND)
+    assert [cell.level.name for cell in first.launches[0].cells] == ["c1", "c4", "c8"]
+    grown = plan.extend(first, expanded, FOUND, [3, 6], "near 4")
+    assert [launch.arm for launch in grown.launches] == ["baseline", "spec", "spec", "baseline"]  # A B B A
+    assert [cell.level.name for cell in grown.launches[2].cells] == ["c3", "c6"]
+    assert grown.digest == first.digest  # still the same plan, so that a killed run can go on
+    used = [range(cell.first_prompt, cell.first_prompt + cell.prompts) for _, cell in grown.cells()]
+    assert max(used[0]) < min(used[-1])
+
+
+def test_refine_needs_two_arms_and_a_grid(tmp_path: Path) -> None:
+    said = message(tmp_path, BASE + "refine: {}\n")
+    assert "needs a grid of at least three concurrencies" in said

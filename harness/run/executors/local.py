@@ -1,5 +1,6 @@
 """The local executor: one launch of the plan on this machine, from environment check to verified stop."""
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ class Job:
     plan: Plan
     site: Site
     tell: Tell
-    stop: threading.Event
+    stop: threading.Event  # the user said stop
+    deadline: float = math.inf  # when the run must end, by the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,19 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
         names = openai.model_names(live.server.models)
         # A server that was running already says itself what requests call its model.
         called = live.server.server.model or Model("", names[0] if names else live.engine.name)
-        bench = Bench(job.run, planned, arm, live.engine, called, live.server, live.answers, loaded, job.tell, job.stop)
+        bench = Bench(
+            job.run,
+            planned,
+            arm,
+            live.engine,
+            called,
+            live.server,
+            live.answers,
+            loaded,
+            job.tell,
+            job.stop,
+            job.deadline,
+        )
         sweep.warm_up(bench)
         for index, cell in enumerate(cells):
             if job.stop.is_set():
