@@ -102,7 +102,6 @@ def starts() -> Iterator[Case]:
         "did not start: port in use",
         group,
     )
-    yield Case("wrong-model", "it serves another model", ("server:wrong-model",), 5, "serves another model than", group)
     yield Case("mute", "it is healthy and generates nothing", ("server:zero-tokens",), 5, "gave no token", group)
     yield Case("refusing", "every generation gets a 503", ("server:status=503",), 5, "generation got HTTP 503", group)
 
@@ -335,7 +334,7 @@ CASES = list(cases())
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a fault: exit code, what the user was told, request lines stored right after it, resumed or not."""
+    """What came out: exit code, what the user was told, request lines stored right after the fault, resumed or not."""
 
     exit: int
     said: str
