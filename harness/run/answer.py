@@ -13,6 +13,7 @@ from harness.files import write_json
 from harness.load.records import RequestRecord
 from harness.recipe import plan as planning
 from harness.recipe.plan import Plan, PlannedArm
+from harness.run import noise
 from harness.run.facts import comparable
 from harness.run.store import Run, read_stored
 from harness.stats.arms import Arm, Launch, launch_of
@@ -114,7 +115,11 @@ def _answered(run: Run, plan: Plan, base: Arm, others: Sequence[Arm], how: Mappi
             hint="name a second run, or add an arm",
         )
     permission = Permission(tuple(how["treatment"]), tuple(how["accept"]))
-    settings = Settings(margin=how["margin"], paired=how["paired"], permission=permission)
+    aa = bool((plan.compare or {}).get("aa"))
+    floor = None if aa else noise.known(run, plan.arms[base.name])
+    settings = Settings(margin=how["margin"], paired=how["paired"], permission=permission, noise=floor)
+    if aa:
+        noise.keep(run, base, others[0], settings)
     return Answer(
         run_id=run.run_id,
         question=plan.question,

@@ -315,3 +315,29 @@ def test_a_run_folder_can_be_moved_and_read(workplace: Workplace) -> None:
     moved = workplace.root / "elsewhere"
     shutil.move(workplace.run(), moved)
     assert workplace.harness("show", moved).code == 0
+
+
+def test_an_a_a_run_claims_nothing_and_gives_the_machine_its_noise_floor(workplace: Workplace) -> None:
+    text = QUICK.replace("treatment: [", "aa: true, launches: 2, treatment: [").replace("publish:", "# publish:")
+    done = workplace.harness("run", workplace.recipe(text), "--json", "-q")
+    [comparison] = done.json["answer"]["comparisons"]
+    assert {row["verdict"] for row in comparison["rows"]} <= {"equivalent", "unresolved"}
+    [floor] = (workplace.root / ".harness" / "noise").glob("*.json")
+    told = json.loads(floor.read_text())
+    assert told["freedom"] == 2  # two blocks
+    # The next comparison with one launch an arm has an interval, from that floor.
+    later = workplace.harness("run", workplace.recipe(), "--json", "-q", "--name", "later")
+    [comparison] = later.json["answer"]["comparisons"]
+    assert comparison["noise"] == told
+    assert all(row["estimate"]["interval"] for row in comparison["rows"])
+
+
+def test_a_level_that_takes_too_long_is_cut_and_says_so(workplace: Workplace) -> None:
+    text = QUICK.replace("step-ms: 2", "step-ms: 100").replace("request_s: 20}", "request_s: 1.9, level_s: 2}")
+    done = workplace.harness("run", workplace.recipe(text), "--json", "-q")
+    assert done.code == 6
+    [reason, *_] = [
+        r for level in done.json["levels"] for r in level["verdict"]["reasons"] if r["code"] == "level-timeout"
+    ]
+    assert reason["message"] == "the level was not over after the 2 s it may take"
+    assert workplace.servers() == []
