@@ -17,7 +17,7 @@ from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
 from harness.stats.level import LevelResult, Reason, Verdict
 
-WAVES = 6  # requests that must follow each other in the steady window before its drift means anything
+WAVES = 6  # how many times a wait must fit into a stretch of time before that stretch's throughput means anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Limits:
         cached_share: share of prompt tokens served from cache above which a level planned cold is invalid.
         counts_apart: relative distance between two counts of the same tokens.
         in_flight_share: share of the steady window's slots that must have been busy on average.
+        stalled_below: share of the median slice's throughput below which a slice stood still.
         drift: relative change of throughput from the first to the second half of the steady window.
         lag_share: client lag (p99) as a share of a median request; a closed loop's next request leaves that much late.
         skew_s: how late requests may leave (p99).
@@ -40,6 +41,7 @@ class Limits:
     cached_share: float = 0.10
     counts_apart: float = 0.02
     in_flight_share: float = 0.90
+    stalled_below: float = 0.25
     drift: float = 0.05
     lag_share: float = 0.10
     skew_s: float = 0.050
@@ -190,6 +192,19 @@ def _steady(result: LevelResult, context: Context) -> Iterator[Finding]:
         yield Finding("suspect", "not-steady", f"{message}: the warm-up was too short, or the server slows down")
 
 
+def _stalled(result: LevelResult, context: Context) -> Iterator[Finding]:
+    """Slices in which hardly anything arrived, where a slice is long enough to see a first token and several chunks."""
+    slices, (start, end) = context.slices, (result.window.start_s, result.window.end_s)
+    waits = [wait for name in ("ttft_s", "chunk_gap_s") if (wait := _median(result, name)) is not None]
+    if not slices or start is None or end is None or (end - start) / len(slices) < WAVES * max(waits, default=0.0):
+        return
+    usual = float(np.median(slices))
+    still = sum(value < context.limits.stalled_below * usual for value in slices)
+    if still:
+        message = f"hardly anything arrived in {still} of {len(slices)} slices of the level: something stood still"
+        yield Finding("suspect", "stalled", message)
+
+
 def _features(result: LevelResult, context: Context) -> Iterator[Finding]:
     for evidence in context.evidence:
         if evidence.engaged:
@@ -260,6 +275,7 @@ RULES: tuple[Callable[[LevelResult, Context], Iterator[Finding]], ...] = (
     _cache,
     _in_flight,
     _steady,
+    _stalled,
     _features,
     _machine,
     _client,

@@ -266,5 +266,21 @@ def test_waves_of_requests_are_no_drift():
     assert judge(level(metrics=short), Context(slices=slices)).state == "valid"
 
 
+def test_a_level_that_stood_still_is_suspect():
+    # Seen on an overcommitted machine: 12 slices of 0.41 s, half of them all but empty, medians untouched.
+    seen = [398, 386, 390, 170, 0, 0, 24, 0, 0, 24, 480, 405]
+    metrics = {"ttft_s": Summary(n=30, p50=0.028), "chunk_gap_s": Summary(n=450, p50=0.027)}
+    window = Window(start_s=0.4, end_s=5.3)
+    verdict = judge(level(window=window, metrics=metrics), Context(slices=seen))
+    assert [(reason.code, reason.message) for reason in verdict.reasons] == [
+        ("stalled", "hardly anything arrived in 6 of 12 slices of the level: something stood still")
+    ]
+
+
+def test_slices_shorter_than_a_prefill_are_no_stall():
+    metrics = {"ttft_s": Summary(n=30, p50=0.4), "chunk_gap_s": Summary(n=450, p50=0.027)}
+    assert judge(level(metrics=metrics), Context(slices=[0, 50, 50, 0, 50, 50])).state == "valid"
+
+
 def test_a_trend_needs_six_slices():
     assert trend([1, 2, 3, 4, 5]) is None
