@@ -5,6 +5,7 @@ virtual environment holds its own path, so it is built where it will stay, and i
 without a manifest is no environment, and is cleared away by the next build.
 """
 
+import errno
 import os
 import shutil
 import subprocess
@@ -175,7 +176,8 @@ def _run_uv(arguments: Sequence[str]) -> None:
     )
     if answer.returncode:
         lines = [line for line in answer.stderr.splitlines() if line.strip()]
-        raise BuildError(f"`uv {arguments[0]}` failed while building", details=lines[-20:])
+        full = OSError(errno.ENOSPC, "") if "No space left on device" in answer.stderr else OSError()
+        raise BuildError(f"`uv {arguments[0]}` failed while building", details=lines[-20:], hint=disk_hint(full))
 
 
 def _finish(lock: Lock, spec: EnvSpec, built: Built, progress: Progress) -> None:

@@ -94,14 +94,14 @@ def _download(missing: Sequence[Needed], work: _Work) -> None:
     with ThreadPoolExecutor(_WORKERS) as pool:
         futures = [pool.submit(_fetch_one, item, work) for item in missing]
         try:
-            problems = [error for future in futures if isinstance(error := future.exception(), BuildError | OSError)]
-            for future in futures:
-                if future.exception() is not None and not isinstance(future.exception(), BuildError | OSError):
-                    future.result()
+            errors = [error for future in futures if (error := future.exception()) is not None]
         except BaseException:
             work.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
+    problems = [error for error in errors if isinstance(error, BuildError | OSError)]
+    if unforeseen := [error for error in errors if error not in problems]:
+        raise unforeseen[0]
     if problems:
         raise _all_of(problems)
 
