@@ -14,7 +14,6 @@ runs/RUN_ID/
 
 import datetime
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,12 +180,6 @@ def find(folder: Path, recipe: str) -> list[Run]:
 def now() -> str:
     """The wall clock, UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder that only its owner reads."""
-    path.mkdir(parents=True, exist_ok=True)
-    os.chmod(path, _PRIVATE_DIR)  # noqa: PTH101 - mkdir's mode is subject to the umask
 
 
 def read_stored(model: type[S], path: Path) -> S:

@@ -18,7 +18,7 @@ from harness.load.prompts import PromptSet
 from harness.load.records import LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
-from harness.run import gpu, logs
+from harness.run import gpu
 from harness.run import launch as launching
 from harness.run.launch import Launched
 from harness.run.store import Run
@@ -186,7 +186,7 @@ def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observe
     who = metrics.Identity(cell.cell_id, bench.arm.name, bench.launch.name, bench.launch.block, bench.engine.simulated)
     result = metrics.summarise(trace, who, cell.level.model_dump(), server={**observer.named(), "flushed": flushed})
     death = bench.server.death()
-    observed = Observed(bench.answers, _log_text(bench.server), observer.deltas())
+    observed = Observed(bench.answers, bench.server.log_text(), observer.deltas())
     context = validity.Context(
         cold=bool(bench.arm.workload["cold"]),
         fixed_tokens=bench.arm.workload["max_tokens"] if bench.arm.workload["ignore_eos"] else None,
@@ -227,10 +227,6 @@ def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult
     cut = any(reason.code in _CUT for reason in reasons)
     state = "invalid" if cut else "suspect" if result.verdict.state == "valid" else result.verdict.state
     return result.model_copy(update={"verdict": Verdict(state=state, reasons=(*known, *reasons))})
-
-
-def _log_text(server: Launched) -> str:
-    return "\n".join(line.text for line in logs.read(server.log)) if server.process else ""
 
 
 def _slowest(bench: Bench) -> float:

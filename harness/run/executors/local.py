@@ -291,6 +291,7 @@ def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server) 
         marker=f"{job.run.run_id}/{planned.name}",
         secrets=arm.secrets,
         dialect=arm.workload["dialect"],
+        stop=job.stop,
     )
 
 
