@@ -11,6 +11,7 @@ from harness.errors import AnswerIsNo, InputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from harness.run.answer import Answer
     from harness.run.store import Run
     from harness.stats.comparison import Comparison
 
@@ -64,7 +65,7 @@ def compare_runs(arguments: argparse.Namespace) -> int:
         return _compare_published(arguments)
     runs = [store.open_run(path) for path in arguments.runs]
     found = answer.across(runs, base=arguments.base, margin=arguments.margin, treatment=arguments.treatment)
-    arguments.talk.data(found.model_dump(mode="json"), Group(*comparisons_view(found.comparisons)))
+    arguments.talk.data(found.model_dump(mode="json"), Group(*answer_view(found)))
     worse = [row.key for comparison in found.comparisons for row in comparison.rows if row.verdict == "worse"]
     return AnswerIsNo.exit_code if worse else 0
 
@@ -152,8 +153,18 @@ def run_view(run: "Run") -> "RenderableType":
                 for reason in result.verdict.reasons
             ]
     if found := answer.stored(run):
-        parts += comparisons_view(found.comparisons)
+        parts += answer_view(found)
     return Group(*parts)
+
+
+def answer_view(found: "Answer") -> "list[RenderableType]":
+    """An answer: its comparisons, then what stands beyond them."""
+    from rich.text import Text
+
+    from harness.publish.tables import beyond_notes
+
+    beyond = beyond_notes(found.factorial, [promise.sentence for promise in found.promises])
+    return [*comparisons_view(found.comparisons), *(Text(line) for line in beyond)]
 
 
 def comparisons_view(comparisons: "Sequence[Comparison]") -> "list[RenderableType]":

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from harness.stats.comparison import Comparison, Estimate, Row
+from harness.stats.factorial import Factorial
 from harness.stats.level import LevelResult, Summary
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Everything worth saying under a comparison's table, each once: the answer, then why to distrust it, then notes."""
+    """Everything worth saying under a comparison's table, each once: the answer, why to distrust it, then notes."""
     lines = [comparison.summary]
     if comparison.saturation:
         lines.append(comparison.saturation.sentence)
@@ -151,6 +152,12 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if comparison.equivalence:
         lines.append(comparison.equivalence.sentence)
     return list(dict.fromkeys(lines))
+
+
+def beyond_notes(factorial: Iterable[Factorial], promises: Iterable[str]) -> list[str]:
+    """What an answer says beyond its comparisons: effects of a 2x2 by level, and promises of adaptive arms."""
+    lines = [f"{found.level}: {effect.sentence}" for found in factorial for effect in found.effects]
+    return [*lines, *promises]
 
 
 def _by_text(rows: Sequence[Row]) -> dict[str, list[str]]:

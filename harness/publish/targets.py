@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError, InputError
 from harness.publish import docs, logbook
-from harness.publish.tables import comparison_markdown, levels_markdown
+from harness.publish.tables import beyond_notes, comparison_markdown, levels_markdown
 from harness.recipe.plan import Plan
 from harness.run.answer import Answer
 from harness.run.store import Run
@@ -58,10 +58,12 @@ def stale(run: Run, plan: Plan, answer: Answer | None, root: Path) -> list[str]:
 
 
 def block(run: Run, plan: Plan, answer: Answer | None) -> str:
-    """The content of a document's block: the answers, then each arm's levels; every number's run and cells in a comment."""
+    """The content of a document's block: answers, then each arm's levels; the run and the cells in comments."""
     parts = [f"<!-- run {run.run_id}; plan {plan.digest[:16]} -->"]
     if answer:
         parts += [comparison_markdown(comparison) for comparison in answer.comparisons]
+        beyond = beyond_notes(answer.factorial, [promise.sentence for promise in answer.promises])
+        parts += ["\n".join(f"- {line}" for line in beyond)] if beyond else []
     for launch in plan.launches:
         results = [result for name, result in run.levels() if name == launch.name]
         if not results:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import Fault, InputError, Location
-from harness.recipe.schema import Recipe, Setup
+from harness.recipe.schema import Compare, Recipe, Setup
 from harness.strict import Document, M, Pointer, merge, parse, read, suggest
 
 ARM_KEYS = ("env", "model", "server", "workload")
@@ -176,6 +176,8 @@ def _reference_faults(document: Document, recipe: Recipe, arms: list[str]) -> It
     for name in recipe.expect:
         if arms and name not in arms:
             yield document.fault(("expect", name), f"`expect` names no arm: `{name}`", suggest(name, arms))
+    if recipe.compare:
+        yield from _compare_faults(document, recipe.compare, arms)
     if recipe.refine:
         if recipe.compare is None or recipe.compare.aa or len(arms) != 2:
             yield document.fault(("refine",), "`refine` needs `compare` and exactly two arms")
@@ -189,6 +191,35 @@ def _reference_faults(document: Document, recipe: Recipe, arms: list[str]) -> It
             if path.split(".")[0] not in ARM_KEYS:
                 yield document.fault((section, path), f"`{section}` cannot vary `{path}`", suggest(path, ARM_KEYS))
     yield from _timeout_faults(document, recipe)
+
+
+def _compare_faults(document: Document, compare: Compare, arms: list[str]) -> Iterator[Fault]:
+    named = [("promise", name) for pair in compare.promise.items() for name in pair]
+    named += [("factors", arm) for levels in compare.factors.values() for names in levels.values() for arm in names]
+    for section, name in named:
+        if arms and name not in arms:
+            yield document.fault(
+                ("compare", section), f"`compare.{section}` names no arm: `{name}`", suggest(name, arms)
+            )
+    corners = corners_of(compare.factors)
+    if compare.factors and (len(compare.factors) != 2 or corners is None):
+        message = "`compare.factors` needs two factors of two levels each, with exactly one arm where they meet"
+        yield document.fault(("compare", "factors"), message)
+
+
+def corners_of(factors: Mapping[str, Mapping[str, list[str]]]) -> dict[tuple[str, str], str] | None:
+    """The arm at each pair of levels of two factors; None where there is not exactly one."""
+    if len(factors) != 2 or any(len(levels) != 2 for levels in factors.values()):
+        return None
+    first, second = factors.values()
+    corners = {}
+    for one, those in first.items():
+        for other, these in second.items():
+            shared = [arm for arm in those if arm in these]
+            if len(shared) != 1:
+                return None
+            corners[one, other] = shared[0]
+    return corners
 
 
 def _timeout_faults(document: Document, recipe: Recipe) -> Iterator[Fault]:

@@ -102,6 +102,12 @@ class Compare(Strict):
     seed: int = 0
     margin: float = Field(default=0.02, gt=0, lt=1, description="a ratio this near 1 is no difference")
     aa: bool = Field(default=False, description="run the base against itself: the noise floor")
+    factors: dict[str, dict[str, list[str]]] = Field(
+        default={}, description="a 2x2: factor -> level -> the arms at that level; gives main effects and interaction"
+    )
+    promise: dict[str, str] = Field(
+        default={}, description="adaptive arm -> treatment: the arm must be as good as the better of that and the base"
+    )
 
 
 class Refine(Strict):

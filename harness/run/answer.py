@@ -4,7 +4,7 @@ Reads the run folder, turns it into the values that `stats` compares, and stores
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +12,37 @@ from harness.errors import InputError
 from harness.files import write_json
 from harness.load.records import RequestRecord
 from harness.recipe import plan as planning
+from harness.recipe.expand import corners_of
 from harness.recipe.plan import Plan, PlannedArm
 from harness.run import noise
 from harness.run.facts import comparable
 from harness.run.store import Run, read_stored
 from harness.stats.arms import Arm, Launch, launch_of
 from harness.stats.compare import Comparison, Settings, compare
+from harness.stats.factorial import Factorial, effects
 from harness.stats.fairness import Permission, flatten
-from harness.stats.level import LevelResult, Stored
+from harness.stats.level import LevelResult, Reason, Stored
+from harness.stats.policy import better_arm, kept_promise
 from harness.stats.refine import Goal, Step, next_step
 from harness.stats.slices import throughput
 from harness.strict import suggest
 
 FORMAT = "harness.answer/1"
+
+
+class Promise(Stored):
+    """Whether an adaptive arm is as good as the better of two fixed ones at every level; `broken` says where not."""
+
+    arm: str
+    of: str
+    broken: tuple[Reason, ...]
+
+    @property
+    def sentence(self) -> str:
+        """In a line."""
+        if not self.broken:
+            return f"`{self.arm}` is nowhere worse than the better of `{self.of}` and the base by more than the margin"
+        return f"`{self.arm}` breaks its promise: " + "; ".join(reason.message for reason in self.broken)
 
 
 class Answer(Stored):
@@ -34,6 +52,8 @@ class Answer(Stored):
     run_id: str
     question: str
     comparisons: tuple[Comparison, ...]
+    factorial: tuple[Factorial, ...] = ()
+    promises: tuple[Promise, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -124,12 +144,41 @@ def _answered(run: Run, plan: Plan, base: Arm, others: Sequence[Arm], how: Mappi
         run_id=run.run_id,
         question=plan.question,
         comparisons=tuple(compare(base, other, settings) for other in others),
+        factorial=tuple(_factorial(plan, {arm.name: arm for arm in (base, *others)})),
+        promises=tuple(_promises(plan, {arm.name: arm for arm in (base, *others)}, base, settings)),
     )
 
 
+def _factorial(plan: Plan, found: Mapping[str, Arm]) -> Iterator[Factorial]:
+    """Main effects and interaction at every level that all four arms have."""
+    factors = (plan.compare or {}).get("factors") or {}
+    corners = corners_of(factors)
+    if corners is None or any(name not in found for name in corners.values()):
+        return
+    first, second = factors
+    four = {levels: found[name] for levels, name in corners.items()}
+    shared = set.intersection(*(set(arm.level_keys()) for arm in four.values()))
+    for key in next(iter(four.values())).level_keys():
+        if key in shared and (effect := effects(four, (first, second), key)) is not None:
+            yield effect
+
+
+def _promises(plan: Plan, found: Mapping[str, Arm], base: Arm, settings: Settings) -> Iterator[Promise]:
+    for name, treatment in ((plan.compare or {}).get("promise") or {}).items():
+        if name not in found or treatment not in found:
+            continue
+        better = better_arm(base, found[treatment], compare(base, found[treatment], settings))
+        broken = kept_promise(compare(better, found[name], settings), settings.margin)
+        yield Promise(arm=name, of=treatment, broken=broken)
+
+
 def store(run: Run, found: Answer) -> None:
-    """Write `comparison.json`."""
+    """Write `comparison.json`, and each treatment's policy as a file that a machine can read."""
     write_json(run.path / "comparison.json", found.model_dump(mode="json"), mode=0o600)
+    for comparison in found.comparisons:
+        if comparison.policy is not None:
+            path = run.path / f"policy-{comparison.treatment}.json"
+            write_json(path, comparison.policy.model_dump(mode="json"), mode=0o600)
 
 
 def arms(run: Run) -> dict[str, Arm]:
