@@ -130,8 +130,9 @@ def find(claims: Sequence[Claim], curve: Curve, *, base: str, treatment: str, co
 
 
 def _opposites(claims: Sequence[Claim]) -> list[tuple[Claim, Claim]]:
-    """Neighbours among the levels that claim a difference, whose claims are opposite and that have a concurrency."""
-    decided = [claim for claim in claims if claim.verdict in {"better", "worse"} and claim.concurrency is not None]
+    """Neighbours among the levels that claim a difference from an interval, whose claims are opposite."""
+    sides = {"better", "worse"}
+    decided = [claim for claim in claims if claim.verdict in sides and claim.interval and claim.concurrency is not None]
     return [(one, other) for one, other in pairwise(decided) if one.verdict != other.verdict]
 
 

@@ -144,13 +144,11 @@ def _beside(rows: Sequence[Row], goal: Goal, low: float, high: float) -> int:
 
 
 def _unresolved(rows: Sequence[Row], goal: Goal) -> Step:
-    """No sign change: the levels that are not settled, and the neighbours on the grid that were not scanned."""
-    open_rows = [
-        row for row in rows if row.verdict == "unresolved" or row.estimate is None or not row.estimate.interval
-    ]
-    measured = {row.concurrency for row in rows}
-    levels = {int(row.concurrency or 1) for row in open_rows}
-    if not levels:
-        levels = set(goal.grid) - measured
-    listed = ", ".join(str(level) for level in sorted(levels))
-    return Step(levels=tuple(sorted(levels)), reason=f"not settled yet: {listed}")
+    """No sign change: the levels that are not settled, else those of the grid that were not scanned."""
+    known = {row.concurrency: row for row in rows if row.concurrency}
+    settled = {
+        level for level, row in known.items() if row.verdict != "unresolved" and row.estimate and row.estimate.interval
+    }
+    levels = sorted(known.keys() - settled or set(goal.grid) - settled)
+    listed = ", ".join(str(level) for level in levels)
+    return Step(levels=tuple(levels), reason=f"not settled yet: {listed}" if levels else "every level is settled")
