@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""How good the load client is: against a server whose truth is known, beside a bare C reader, and beside peers.
+
+    python benchmarks/client.py                          the table, on stdout; a few minutes
+    python benchmarks/client.py --json                   the same as JSON
+    python benchmarks/client.py -c 64,250 --rounds 3     which levels, how often; rounds alternate between clients
+    python benchmarks/client.py --peer 'name=command {port} {concurrency} {requests} {tokens}'
+
+The server runs on one core and the client on another; every figure about time is taken against what the server wrote
+down, on the kernel's clock. On a busy machine read ratios within a round, not absolute values.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.truthd import Truth, compiled, start
+from harness.load.client import Load, Target, run_level
+from harness.load.records import LevelTrace
+from harness.load.transcript import Prepared
+from harness.stats import metrics
+
+TOKENS = 128
+SERVER_CPU, CLIENT_CPU = 0, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell: what the server does, at which concurrency, with how many requests."""
+
+    name: str
+    concurrency: int
+    requests: int
+    settings: dict[str, int]
+
+
+def cases(levels: Sequence[int]) -> Iterator[Case]:
+    for concurrency in levels:
+        gap = 10_000 if concurrency <= 250 else 50_000  # beyond this the server itself is the limit
+        yield Case(f"paced {gap // 1000} ms", concurrency, max(min(4 * concurrency, 2000), 64), {"gap_us": gap})
+    yield Case("unpaced", 64, 2000, {"gap_us": 0})
+    yield Case("4 tokens a chunk", 16, 64, {"gap_us": 20_000, "k": 4, "count": 1})
+
+
+def requests_of(case: Case) -> list[Prepared]:
+    message = {"role": "user", "content": "x" * 400}
+    asked = {"model": "truth", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": TOKENS}
+    body = json.dumps({**asked, "messages": [message]}).encode()
+    return [Prepared(f"p{index}", f"/v1/chat/completions?id={index}", body) for index in range(case.requests)]
+
+
+def ours(truth: Truth, case: Case) -> dict[str, Any]:
+    load = Load(concurrency=case.concurrency, requests=case.requests, processes=1, cpus=(CLIENT_CPU,))
+    trace = run_level(Target("127.0.0.1", truth.port), load, requests_of(case))
+    chunks = sum(len(record.chunks) for record in trace.records)
+    facts = metrics.client_facts(trace, metrics.steady_window(trace))
+    return {
+        "client": "harness",
+        "cpu_us_per_chunk": trace.client.cpu_s / chunks * 1e6,
+        "parse_us_per_chunk": trace.client.parse_s / chunks * 1e6,
+        "merged_share": facts["merged_share"],
+        "lag_p99_ms": facts["lag_p99_s"] * 1e3,
+        "busy": facts["cpu_share"],
+        "peak": facts["peak_in_flight"],
+        "failed": sum(not record.ok for record in trace.records),
+        "tpot_ms": statistics.mean(filter(None, map(metrics.tpot, trace.records))) * 1e3,
+        **errors(trace, truth),
+        **held(truth),
+    }
+
+
+def errors(trace: LevelTrace, truth: Truth) -> dict[str, float]:
+    """p99, in ms, of what our stamps add to what the server did: to its TTFT, and to its gaps either way."""
+    log = {entry["id"]: entry for entry in truth.log()}
+    zero = round(trace.started_at * 1e9)
+    added, gaps = [], []
+    for record in trace.records:
+        entry = log[record.index]
+        sent = [(at - zero) / 1e9 for _, at, _ in entry["chunks"]]
+        true = sent[0] - (entry["arrived"] - zero) / 1e9
+        added.append(record.chunks[0].at_s - record.sent_s - true)
+        gaps.append(np.abs(np.diff([chunk.at_s for chunk in record.chunks]) - np.diff(sent)))
+    return {
+        "added_ttft_p99_ms": float(np.quantile(added, 0.99)) * 1e3,
+        "gap_error_p99_ms": float(np.quantile(np.concatenate(gaps), 0.99)) * 1e3,
+    }
+
+
+def held(truth: Truth) -> dict[str, float]:
+    """What the server saw of any client: output rate, and how many streams it held on average."""
+    log, totals = truth.log(), truth.totals()
+    first = min(entry["arrived"] for entry in log)
+    last = max(entry["chunks"][-1][1] for entry in log)
+    busy = sum(entry["chunks"][-1][1] - entry["arrived"] for entry in log)
+    ttft = [entry["chunks"][0][1] - entry["arrived"] for entry in log]
+    return {
+        "tok_s": totals["tokens"] / (last - first) * 1e9,
+        "mean_in_flight": busy / (last - first),
+        "server_peak": totals["peak"],
+        "server_late_p99_ms": totals["late_us"]["p99"] / 1e3,
+        "server_ttft_ms": statistics.mean(ttft) / 1e6,
+    }
+
+
+def limit(truth: Truth, case: Case) -> dict[str, Any]:
+    """The bare C reader."""
+    words = [str(compiled("reader")), *map(str, (truth.port, case.concurrency, case.requests, TOKENS))]
+    said = json.loads(subprocess.run(pinned(words), check=True, capture_output=True).stdout)
+    return {
+        "client": "C reader",
+        "cpu_us_per_chunk": said["cpu_s"] / said["chunks"] * 1e6,
+        "busy": said["cpu_s"] / said["wall_s"],
+        "peak": said["peak"],
+        "ttft_ms": said["ttft_s"]["mean"] * 1e3,
+        **held(truth),
+    }
+
+
+def peer(truth: Truth, case: Case, name: str, command: str) -> dict[str, Any]:
+    """Any command that offers the same load; its CPU includes starting up."""
+    values = {"port": truth.port, "concurrency": case.concurrency, "requests": case.requests, "tokens": TOKENS}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(pinned(shlex.split(command.format(**values))), check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"client": name, "cpu_us_per_chunk": cpu / truth.totals()["chunks"] * 1e6, **held(truth)}
+
+
+def pinned(words: Sequence[str]) -> list[str]:
+    return ["taskset", "-c", str(CLIENT_CPU), *words] if CLIENT_CPU is not None else list(words)
+
+
+def measure(chosen: Sequence[Case], rounds: int, peers: dict[str, str]) -> Iterator[dict[str, Any]]:
+    for case in chosen:
+        with start(cpu=SERVER_CPU, ttft_us=50_000, tokens=TOKENS, **case.settings) as truth:
+            for number in range(rounds):
+                runs: list[Callable[[], dict[str, Any]]] = [partial(ours, truth, case)]
+                if truth.native and case.settings.get("k", 1) == 1:
+                    runs.append(partial(limit, truth, case))
+                runs += [partial(peer, truth, case, name, command) for name, command in peers.items()]
+                for run in runs[:: 1 if number % 2 == 0 else -1]:
+                    truth.reset()
+                    yield {"case": case.name, "concurrency": case.concurrency, "round": number, **run()}
+
+
+COLUMNS = {
+    "cpu_us_per_chunk": "CPU us/chunk",
+    "parse_us_per_chunk": "parse us/chunk",
+    "added_ttft_p99_ms": "added TTFT p99 ms",
+    "gap_error_p99_ms": "gap error p99 ms",
+    "server_late_p99_ms": "server late p99 ms",
+    "merged_share": "merged",
+    "busy": "busy",
+    "server_peak": "peak",
+    "mean_in_flight": "mean in flight",
+    "tok_s": "tok/s",
+    "tpot_ms": "TPOT ms",
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Medians over rounds, a Markdown row for each case and client."""
+    keys = list(dict.fromkeys((row["case"], row["concurrency"], row["client"]) for row in rows))
+    lines = ["| case | C | client | " + " | ".join(COLUMNS.values()) + " |", "| --- " * (3 + len(COLUMNS)) + "|"]
+    for case, concurrency, client in keys:
+        same = [row for row in rows if (row["case"], row["concurrency"], row["client"]) == (case, concurrency, client)]
+        cells = [shown([row[name] for row in same if row.get(name) is not None]) for name in COLUMNS]
+        lines.append(f"| {case} | {concurrency} | {client} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def shown(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    return f"{middle:.0f}" if abs(middle) >= 1000 else f"{middle:.4g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-c", "--concurrency", default="1,64,250,1000")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    global CLIENT_CPU, SERVER_CPU  # noqa: PLW0603 - a machine of one core has no other
+    if len(os.sched_getaffinity(0)) < 2:
+        CLIENT_CPU = SERVER_CPU = min(os.sched_getaffinity(0))
+        print("one core only: server and client share it, and the figures say little", file=sys.stderr)
+    peers = dict(each.split("=", 1) for each in arguments.peer)
+    rows = []
+    for row in measure(list(cases([int(each) for each in arguments.concurrency.split(",")])), arguments.rounds, peers):
+        print(
+            f"{row['case']} C={row['concurrency']} {row['client']}: {row['cpu_us_per_chunk']:.1f} us/chunk",
+            file=sys.stderr,
+        )
+        rows.append(row)
+    print(json.dumps(rows, indent=1) if arguments.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

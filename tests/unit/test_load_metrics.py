@@ -1,0 +1,174 @@
+"""The formulas of a level, against values worked out by hand and against an independent recomputation."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.truthd import COMPILER, start
+from harness.load.client import Load, Target, run_level
+from harness.load.records import Chunk, ClientFacts, LevelTrace, RequestRecord
+from harness.load.transcript import Prepared
+from harness.stats import metrics
+from harness.stats.level import Window
+
+CLIENT = ClientFacts(processes=1, cpu_s=0.5, wall_s=10.0, kernel_stamps=True, reads=10, parse_s=0.1)
+
+
+def record(index=0, sent=0.0, chunks=(), *, slot=0, tokens="sum", **more):
+    made = tuple(Chunk(at, at + 0.001, k) for at, k in chunks)
+    total = sum(k for _, k in chunks) if tokens == "sum" else tokens
+    end = chunks[-1][0] if chunks else sent
+    facts = {"ok": True, "phase": "measure", "prompt_id": "p", "kernel_stamps": True, "counter": "usage", "end_s": end}
+    return RequestRecord(index=index, slot=slot, sent_s=sent, chunks=made, output_tokens=total, **{**facts, **more})
+
+
+def trace(*records, mode="closed", concurrency=1):
+    return LevelTrace(tuple(records), CLIENT, 1_700_000_000.0, mode, concurrency)
+
+
+def test_one_request_by_hand():
+    """Sent at 1; 4 tokens at 1.5, then 4 at 2.0 and 2 at 2.4: TPOT = 0.9 / (10 - 4) = 0.15; naive = 0.9 / 9 = 0.1."""
+    one = record(sent=1.0, chunks=[(1.5, 4), (2.0, 4), (2.4, 2)])
+    assert metrics.ttft(one) == pytest.approx(0.5)
+    assert metrics.e2e(one) == pytest.approx(1.4)
+    assert metrics.tpot(one) == pytest.approx(0.15)
+    assert metrics.tpot_naive(one) == pytest.approx(0.1)
+    assert metrics.chunk_gaps(one) == pytest.approx([0.5, 0.4])
+    assert metrics.token_gaps(one) == pytest.approx([0.125] * 4 + [0.2] * 2)
+
+
+def test_what_cannot_be_said_is_none():
+    alone = record(chunks=[(0.5, 4)])
+    assert metrics.tpot(alone) is None  # n = k_1: no token came after the first chunk
+    unknown = record(chunks=[(0.5, None), (1.0, None)], tokens=None)
+    assert metrics.tpot(unknown) is metrics.tpot_naive(unknown) is None
+    assert metrics.token_gaps(unknown) == []
+    assert metrics.ttft(record()) is None
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+def test_time_per_token_is_exact_whatever_the_first_chunk_carries(first):
+    """4 tokens every 20 ms are 5 ms a token, whether the first chunk carried 1 or 8."""
+    chunks = [(0.05, first)] + [(0.05 + 0.02 * i, 4) for i in range(1, 31)]
+    assert metrics.tpot(record(chunks=chunks)) == pytest.approx(0.005, abs=1e-12)
+
+
+def test_a_gap_that_brought_text_but_no_token_belongs_to_the_next_token():
+    assert metrics.token_gaps(record(chunks=[(1.0, 1), (1.2, 0), (1.5, 1)])) == pytest.approx([0.5])
+
+
+def test_the_steady_window_runs_from_full_to_the_first_slot_that_stays_empty():
+    """Two slots. In flight reaches 2 at 1.0. Slot 0 ends for good at 6, slot 1 at 9."""
+    records = [
+        record(0, 0.0, [(2.0, 1), (3.0, 1)], slot=0),
+        record(1, 1.0, [(2.0, 1), (9.0, 1)], slot=1),
+        record(2, 3.0, [(4.0, 1), (6.0, 1)], slot=0),
+    ]
+    level = trace(*records, concurrency=2)
+    window = metrics.steady_window(level)
+    assert (window.start_s, window.end_s) == (1.0, 6.0)
+    # Tokens at 2, 2, 3, 4 and 6 arrived in those five seconds; the one at 9 did not.
+    rates = metrics.throughput(level.records, window)
+    assert rates.output_tok_s == pytest.approx(5 / 5)
+    assert rates.output_tok_s_whole == pytest.approx(6 / 9)
+    assert rates.requests_s_whole == pytest.approx(3 / 9)
+    assert metrics.mean_in_flight(level.in_flight(), 1.0, 6.0) == pytest.approx(2.0)
+    assert metrics.mean_in_flight(level.in_flight(), 0.0, 9.0) == pytest.approx((1 + 10 + 3) / 9)
+
+
+def test_a_warm_up_that_hands_over_does_not_open_the_window_but_its_tokens_count_in_it():
+    records = [
+        record(0, 0.0, [(1.0, 1), (5.0, 1)], slot=0, phase="warmup"),
+        record(1, 0.0, [(2.0, 1)], slot=1, phase="warmup"),
+        record(2, 2.0, [(4.0, 1), (8.0, 1)], slot=1),
+        record(3, 5.0, [(6.0, 1), (7.0, 1)], slot=0),
+    ]
+    window = metrics.steady_window(trace(*records, concurrency=2))
+    assert (window.start_s, window.end_s) == (2.0, 7.0)
+    # 4, 5 (warm-up), 6, 7: the token at 2.0 came before the window, the one at 8 after it.
+    assert metrics.window_tokens(records, window) == pytest.approx(4 / 5)
+
+
+def test_a_level_never_reached_has_no_window():
+    level = trace(record(chunks=[(1.0, 1)]), concurrency=2)
+    assert metrics.steady_window(level) == Window(start_s=None, end_s=None)
+    assert metrics.throughput(level.records, metrics.steady_window(level)).output_tok_s is None
+
+
+def test_tokens_of_uncounted_chunks_are_spread_evenly_over_them():
+    one = record(chunks=[(1.0, None), (2.0, None), (3.0, None), (9.0, None)], tokens=8)
+    assert metrics.window_tokens([one], Window(start_s=0.0, end_s=4.0)) == pytest.approx(3 * 2 / 4)
+
+
+def test_failed_requests_are_counted_by_reason_and_are_no_samples():
+    level = trace(record(0, 0.0, [(1.0, 1), (2.0, 1)]), record(1, 2.0, [(2.5, 1)], ok=False, reason="timeout"))
+    result = metrics.summarise(level, metrics.Identity("c", "a", "l"), {"mode": "closed", "concurrency": 1})
+    assert (result.requests, result.ok, result.failures, result.output_tokens) == (2, 1, {"timeout": 1}, 2)
+    assert result.metrics["ttft_s"].n == 1
+    assert result.verdict.state == "valid"
+
+
+def test_percentiles_stand_only_where_the_sample_supports_them():
+    few, many = metrics.summary([1.0] * 30), metrics.summary(list(range(1000)))
+    assert (few.p50, few.p90, few.p99) == (1.0, None, None)
+    assert many.p99 == pytest.approx(989.01)  # numpy's linear interpolation: 0.99 * 999
+    assert metrics.summary([]).n == 0
+
+
+def test_goodput_counts_requests_that_keep_every_objective():
+    records = [record(i, float(i), [(i + 0.2 * (i + 1), 1), (i + 1.0, 1)]) for i in range(4)]
+    # TTFT 0.2, 0.4, 0.6, 0.8 over 4 seconds; two keep 0.5.
+    assert metrics.goodput(trace(*records), {"ttft_s": 0.5}) == pytest.approx(2 / 4)
+    assert metrics.goodput(trace(*records), {"ttft_s": 0.5, "e2e_s": 0.5}) == 0.0
+
+
+def test_a_client_near_its_capacity_or_on_a_clock_that_was_set_gives_reasons():
+    level = trace(record(0, 0.0, [(1.0, 1), (2.0, 1)]))
+    identity, plan = metrics.Identity("c", "a", "l"), {"mode": "closed", "concurrency": 1}
+    assert metrics.client_reasons(metrics.summarise(level, identity, plan, capacity_chunks_s=1000)) == ()
+    near = metrics.summarise(level, identity, plan, capacity_chunks_s=0.25)  # 2 chunks in 10 s: 0.2 a second
+    assert [reason.code for reason in metrics.client_reasons(near)] == ["client-bound"]
+    moved = metrics.summarise(replace(level, client=replace(CLIENT, clock_step_s=0.2)), identity, plan)
+    assert [reason.code for reason in metrics.client_reasons(moved)] == ["clock-step"]
+
+
+def test_a_recorded_run_recomputed_from_its_json_lines_agrees():
+    """The stored lines, read by a few lines of numpy that know nothing of ours but the file's format."""
+    body = b'{"stream": true, "stream_options": {"include_usage": true}, "max_tokens": 20}'
+    with start(native=COMPILER is not None, ttft_us=8000, gap_us=4000, k=3, first=2, count=1, jitter_us=1500) as truth:
+        requests = [Prepared(f"p{i}", f"/v1/chat/completions?id={i}", body) for i in range(40)]
+        level = run_level(Target("127.0.0.1", truth.port), Load(concurrency=4, requests=40), requests)
+    result = metrics.summarise(level, metrics.Identity("c", "a", "l"), {"mode": "closed", "concurrency": 4})
+    lines = [json.loads(json.dumps(each.to_json())) for each in level.records]
+    at = [np.array([chunk[0] for chunk in line["chunks"]]) for line in lines]
+    tokens = [np.array([chunk[2] for chunk in line["chunks"]]) for line in lines]
+    sent = np.array([line["sent_s"] for line in lines])
+    first, last = np.array([a[0] for a in at]), np.array([a[-1] for a in at])
+    n = np.array([line["output_tokens"] for line in lines])
+    expected = {
+        "ttft_s": first - sent,
+        "e2e_s": last - sent,
+        "tpot_s": (last - first) / (n - np.array([k[0] for k in tokens])),
+        "tpot_naive_s": (last - first) / (n - 1),
+        "chunk_gap_s": np.concatenate([np.diff(a) for a in at]),
+        "token_itl_s": np.concatenate([np.repeat(np.diff(a) / k[1:], k[1:]) for a, k in zip(at, tokens, strict=True)]),
+    }
+    for name, values in expected.items():
+        found = result.metrics[name]
+        assert found.n == len(values)
+        assert found.mean == pytest.approx(values.mean(), abs=1e-9)
+        assert found.std == pytest.approx(values.std(ddof=1), abs=1e-9)
+        assert found.p50 == pytest.approx(np.quantile(values, 0.5), abs=1e-9)
+        assert found.maximum == pytest.approx(values.max(), abs=1e-9)
+    for which, line in enumerate(lines):  # the identities
+        assert expected["ttft_s"][which] + np.diff(at[which]).sum() == pytest.approx(expected["e2e_s"][which], abs=1e-9)
+        assert tokens[which].sum() == line["output_tokens"] == 20
+    assert result.throughput.output_tok_s_whole == pytest.approx(n.sum() / (last.max() - sent.min()), rel=1e-9)
+    assert math.isclose(
+        result.client["lag_p99_s"],
+        np.quantile([c[1] - c[0] for line in lines for c in line["chunks"]], 0.99),
+        abs_tol=1e-9,
+    )

@@ -1,0 +1,101 @@
+"""Prompt sets: found by name, read with every fault named, known by digest, sliced without overlap."""
+
+import hashlib
+import json
+
+import pytest
+
+from harness.errors import InputError
+from harness.load import prompts
+
+
+def written(tmp_path, *lines, name="set.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_named_set_is_found_from_a_recipe_and_known_by_the_digest_of_its_file(tmp_path):
+    (tmp_path / "recipes" / "prompts").mkdir(parents=True)
+    path = written(
+        tmp_path / "recipes" / "prompts", {"id": "a", "text": "one"}, {"id": "b", "prompt": "two"}, name="mine.jsonl"
+    )
+    found = prompts.load("mine", beside=tmp_path / "recipes")
+    assert [(each.prompt_id, each.prompt) for each in found.prompts] == [("a", "one"), ("b", "two")]
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(found) == 2
+
+
+def test_the_sets_that_come_with_the_harness_are_found_from_anywhere(tmp_path):
+    assert len(prompts.load("coding", beside=tmp_path)) == 256
+
+
+def test_a_misspelt_set_gets_a_suggestion(tmp_path):
+    with pytest.raises(InputError) as caught:
+        prompts.load("codng", beside=tmp_path)
+    assert str(caught.value) == "there is no prompt set `codng`\n\nhint: did you mean `coding`?"
+
+
+def test_every_fault_of_a_file_is_named_with_its_line(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"id": "a", "text": "x"}\n{nope\n\n[1]\n{"id": "c"}\n{"id": "a", "text": "y"}\n')
+    with pytest.raises(InputError) as caught:
+        prompts.load(str(path))
+    head, *faults = str(caught.value).splitlines()
+    assert head == "4 faults"
+    assert f"  two prompts of `{path}` are called `a`" in faults
+    placed = sorted(fault.removeprefix(f"  {path}:")[:40] for fault in faults if str(path) + ":" in fault)
+    assert placed[0].startswith("2:1: not valid JSON")
+    assert placed[1].startswith("4:1: an object was expected, got a list"[:40])
+    assert placed[2].startswith("5:1: an entry needs `text`")
+
+
+def test_the_same_prompt_twice_is_a_fault_for_the_second_would_be_cached(tmp_path):
+    path = written(tmp_path, {"id": "a", "text": "x"}, {"id": "b", "text": "x"})
+    with pytest.raises(InputError, match=r"prompts `a` and `b` of .* are the same"):
+        prompts.load(str(path))
+
+
+def test_sharegpt_conversations_become_turns_with_their_recorded_answers(tmp_path):
+    path = tmp_path / "share.json"
+    talk = [("human", "hi"), ("gpt", "hello"), ("human", "bye"), ("gpt", "so long")]
+    entry = {"id": "s1", "conversations": [{"from": who, "value": said} for who, said in talk]}
+    opening = {"id": "s2", "conversations": [{"from": "gpt", "value": "?"}, {"from": "human", "value": "alone"}]}
+    path.write_text(json.dumps([entry, opening]))
+    first, second, third = prompts.load(str(path)).prompts
+    assert (first.prompt_id, first.conversation) == ("s1/0", "s1")
+    assert first.prompt == [{"role": "user", "content": "hi"}]
+    assert [message["content"] for message in second.prompt] == ["hi", "hello", "bye"]
+    assert (third.prompt_id, third.conversation, third.prompt) == ("s2", None, [{"role": "user", "content": "alone"}])
+
+
+def test_slices_are_disjoint_until_the_set_is_used_up():
+    found = prompts.load("synthetic:words=3,count=5")
+    assert [each.prompt_id[-1] for each in found.slice(0, 3)] == ["0", "1", "2"]
+    assert [each.prompt_id[-1] for each in found.slice(3, 4)] == ["3", "4", "0", "1"]
+    assert (found.wraps(0, 3), found.wraps(3, 2), found.wraps(3, 3)) == (False, False, True)
+
+
+def test_synthetic_sets_have_the_length_asked_and_are_the_same_for_the_same_seed():
+    one, again, other = (prompts.load(f"synthetic:words=50,count=20,seed={seed}") for seed in (1, 1, 2))
+    assert {len(each.prompt.split()) for each in one.prompts} == {50}
+    assert one.sha256 == again.sha256 != other.sha256
+    assert len({each.prompt for each in one.prompts}) == 20
+
+
+def test_a_shared_prefix_is_shared_by_turns():
+    texts = [each.prompt for each in prompts.load("shared-prefix:prefix=30,words=5,groups=2,count=4").prompts]
+    prefixes = [" ".join(text.split()[:30]) for text in texts]
+    assert prefixes[0] == prefixes[2] != prefixes[1] == prefixes[3]
+    assert len(set(texts)) == 4
+
+
+def test_options_that_are_none_are_named_all_at_once():
+    with pytest.raises(InputError) as caught:
+        prompts.load("synthetic:word=5,count,words=0")
+    assert str(caught.value).splitlines() == [
+        "3 faults",
+        "  prompt set `synthetic:word=5,count,words=0`: unknown option `word` (did you mean `words`?)",
+        "  prompt set `synthetic:word=5,count,words=0`: `count` is not `option=number`",
+        "  prompt set `synthetic:word=5,count,words=0`: `words` must be at least 1",
+    ]
