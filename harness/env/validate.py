@@ -24,7 +24,7 @@ FORMAT = "harness.gpu-validation/1"
 
 _SCRIPTS = Path(__file__).with_name("gpu_checks")
 _EVIDENCE_LINES = 12
-_GRACE_S = 2.0
+_GRACE_S, _LAST_S = 2.0, 10.0
 
 State = Literal["ok", "fail", "hang", "crash", "garbled", "not run"]
 
@@ -236,14 +236,15 @@ def _process(subject: Subject, check: Check, files: tuple[Path, Path], deadline_
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the whole group: asked first, so that a driver call may finish, then made to."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """End the whole group, and see it gone: asked first, so that a driver call may finish, then made to."""
+    for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _LAST_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        if process.poll() is not None and not _group_lives(process.pid):
-            return
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until:
+            if process.poll() is not None and not _group_lives(process.pid):
+                return
+            time.sleep(0.02)
 
 
 def _group_lives(group: int) -> bool:
