@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import requests
 import uv
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -319,6 +318,8 @@ def _artefact(entry: Mapping[str, Any], name: str, source: Mapping[str, Any], py
 
 def _asked_size(url: str) -> int | None:
     """The size an index leaves out, from the file's own host."""
+    import requests  # noqa: PLC0415  (reading a lock, which every verb does, must not cost an HTTP client)
+
     try:
         answer = requests.head(url, timeout=30, allow_redirects=True, headers={"Accept-Encoding": "identity"})
     except requests.RequestException:
