@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.stats import ttest_ind
 
 from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
@@ -297,6 +296,8 @@ def trend(slices: Sequence[float]) -> Trend | None:
     """
     if len(slices) < 6:
         return None
+    from scipy.stats import ttest_ind  # noqa: PLC0415 - half a second, for the few levels that get here
+
     first, second = np.array_split(np.asarray(slices, dtype=float), 2)
     if first.mean() == 0:
         return None
