@@ -18,7 +18,7 @@ def register(verbs: Verbs) -> None:
             "image",
             help="build a container image of an environment",
             description="Build Dockerfile.cuda13 for a spec: `harness build` from the lock's wheels alone, then "
-            "`harness validate --static`, which must pass. Nothing of this machine but the files of the project goes into it.",
+            "`harness validate --static`, which must pass. Of this machine it holds the project's files and no others.",
         )
     )
     verb.add_argument("spec", metavar="SPEC", help="name or path of a spec")

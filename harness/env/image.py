@@ -235,7 +235,7 @@ def requirements(lock: Lock, pythons: Sequence[str]) -> Iterator[str]:
 def _copies(wanted: Plan, project: Path) -> Iterator[tuple[str, Path]]:
     """Every file to copy, with its place in the context."""
     yield _DOCKERFILE, project / _DOCKERFILE
-    for name, path in _spec_files(wanted.packages):
+    for name, path in spec_files(wanted.packages):
         yield f"packages/project/envspecs/{name}", path
     package = Path(harness.__file__).parent
     for path in _files(package):
@@ -247,7 +247,7 @@ def _copies(wanted: Plan, project: Path) -> Iterator[tuple[str, Path]]:
         yield f"rest/project/envspecs/rules/{path.relative_to(rules).as_posix()}", path
 
 
-def _spec_files(packages: Source) -> Iterator[tuple[str, Path]]:
+def spec_files(packages: Source) -> Iterator[tuple[str, Path]]:
     """What a spec is made of, by its path beside it."""
     folder = packages.spec.folder
     for path in spec.lineage(packages.path):
