@@ -14,6 +14,7 @@ import numpy as np
 
 from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
+from harness.stats.intervals import p_value, unpaired
 from harness.stats.level import LevelResult, Reason, Verdict
 
 WAVES = 6  # how many times a wait must fit into a stretch of time before that stretch's throughput means anything
@@ -296,15 +297,12 @@ def trend(slices: Sequence[float]) -> Trend | None:
     """
     if len(slices) < 6:
         return None
-    from scipy.stats import ttest_ind  # noqa: PLC0415 - half a second, for the few levels that get here
-
     first, second = np.array_split(np.asarray(slices, dtype=float), 2)
     if first.mean() == 0:
         return None
     change = float(second.mean() / first.mean() - 1)
-    if first.std() == 0 and second.std() == 0:
-        return Trend(change, certain=change != 0)
-    return Trend(change, certain=bool(ttest_ind(first, second, equal_var=False).pvalue < 0.01))
+    p = p_value(unpaired(first, second))
+    return Trend(change, certain=p is not None and p < 0.01)
 
 
 def apart(one: float, other: float) -> float:
