@@ -202,6 +202,8 @@ def _sentence(claims: Sequence[Claim], crossings: Sequence[Crossing], base: str,
     zones = [(verdict, list(zone)) for verdict, zone in groupby(claims, key=lambda claim: claim.verdict)]
     if len(zones) == 1:
         [(verdict, zone)] = zones
+        if len(zone) == 1:
+            return f"{words[verdict]} {_where(zone)}"
         place = "any level" if verdict == "unresolved" else "every level"
         return f"{words[verdict]} at {place} {_range(zone)}"
     parts = [f"{words[verdict]} {_where(zone)}" for verdict, zone in zones]
