@@ -46,6 +46,7 @@ class Environment:
     site_packages: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     drift: tuple[str, ...] = ()
+    python_version: str | None = None  # a lock may span several; the record says which one it was
 
 
 def environment(plan: Plan, arm: PlannedArm) -> Environment:
@@ -75,7 +76,7 @@ def environment(plan: Plan, arm: PlannedArm) -> Environment:
             details=drift,
             hint=f"run `harness build {arm.env}` to make it anew, or say `allow_drift: REASON` in the recipe",
         )
-    return Environment(str(built.python), built.site_packages, built.variables, drift)
+    return Environment(str(built.python), built.site_packages, built.variables, drift, built.python_version)
 
 
 def model(arm: PlannedArm, found: Environment, site: Site) -> Model | None:
@@ -206,6 +207,7 @@ def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
         "started_at": now(),
         "env": arm.env,
         "env_id": arm.env_id,
+        "python": found.python_version,
         "drift": list(found.drift),
     }
     try:
