@@ -5,14 +5,12 @@ never reached the level), and `suspect` when it did but something may have bent 
 each rule's threshold is a field of `Limits`, so that a record can say what it was judged by.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.special import stdtr
 
 from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
