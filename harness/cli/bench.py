@@ -76,6 +76,8 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
         faults.append(Fault(f"`{arguments.url}` has no valid port"))
     if where.scheme not in {"http", "https"} or not where.hostname:
         faults.append(Fault(f"`{arguments.url}` is not a URL of a server", hint="like http://127.0.0.1:8000"))
+    if where.scheme == "https":
+        faults.append(Fault(f"`{arguments.url}` is encrypted", hint="a sweep needs the server's plain http address"))
     if where.path not in {"", "/"}:
         hint = "give the server's address alone; --dialect says which path is asked"
         faults.append(Fault(f"`{arguments.url}` has a path", hint=hint))
