@@ -1,5 +1,8 @@
 """One session = one call of the command line or of a tool. Run `python3 -m nox -l` for the list."""
 
+import os
+import shutil
+
 import nox
 
 nox.needs_version = ">=2024.10"
@@ -11,6 +14,21 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 def install(session: nox.Session, *groups: str) -> None:
     """The harness itself, and what a session's dependency groups name."""
     session.install("-e", ".", *(name for group in groups for name in PYPROJECT["dependency-groups"][group]))
+
+
+def install_debian(session: nox.Session, *programs: str) -> None:
+    """Debian's packages of programs that this machine lacks; where that is not possible, tests say what they skip."""
+    missing = [program for program in programs if not shutil.which(program)]
+    if not missing:
+        return
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        session.log(f"not installed, for want of root or apt-get: {' '.join(missing)}")
+        return
+    codes = range(256)  # no archive in reach is no reason to test nothing
+    session.run("apt-get", "update", "-qq", external=True, silent=True, success_codes=codes)
+    session.run("apt-get", "install", "-y", "-qq", *missing, external=True, silent=True, success_codes=codes)
+    if absent := [program for program in missing if not shutil.which(program)]:
+        session.log(f"could not be installed: {' '.join(absent)}")
 
 
 @nox.session
@@ -25,6 +43,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test that needs no slow engine."""
     install(session, "tests")
+    install_debian(session, "buildah", "debootstrap")
     session.run("python", "-m", "pytest", "-m", "not real and not gpu", *session.posargs)
 
 
@@ -34,6 +53,7 @@ def lint(session: nox.Session) -> None:
     session.install(*PYPROJECT["dependency-groups"]["lint"])
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("hadolint", "Dockerfile.cuda13")
 
 
 @nox.session
@@ -69,3 +89,17 @@ def validate(session: nox.Session) -> None:
     """`nox -s validate -- SPEC --static`: audit an environment."""
     install(session)
     session.run("harness", "validate", *session.posargs)
+
+
+@nox.session
+def image(session: nox.Session) -> None:
+    """`nox -s image -- SPEC`: build a container image of an environment."""
+    install(session)
+    session.run("harness", "image", *session.posargs)
+
+
+@nox.session
+def envs(session: nox.Session) -> None:
+    """Build and audit every environment that this machine can hold; say why for the others."""
+    install(session)
+    session.run("harness", "envs", *session.posargs)
