@@ -77,7 +77,7 @@ class _Reads:
     ends: list[int]
     stamps: list[int]
     read: list[int]
-    not_before: list[int]
+    not_before: list[int | tuple[int, bytes, bytes]]  # worked out by `_woken` only where it is needed
     kernel: bool
 
 
@@ -149,7 +149,7 @@ def _reads(log: list[Any]) -> _Reads:
         reads.ends.append(total)
         reads.stamps.append(stamp)
         reads.read.append(read_ns)
-        reads.not_before.append(not_before if isinstance(not_before, int) else _woken(*not_before))
+        reads.not_before.append(not_before)
     return reads
 
 
@@ -259,7 +259,8 @@ def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: in
 
 def _apart(reads: _Reads, read: int) -> bool:
     """Whether the events of one read may have arrived at noticeably different times."""
-    since = max(reads.not_before[read], reads.stamps[read - 1] if read else 0)
+    bound = reads.not_before[read]
+    since = max(bound if isinstance(bound, int) else _woken(*bound), reads.stamps[read - 1] if read else 0)
     return reads.stamps[read] - since > _TOGETHER_NS
 
 
