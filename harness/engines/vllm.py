@@ -109,6 +109,7 @@ class VLLM:
             r"Synthetic acceptance not supported with CPU sampling",
             "`rejection_sample_method: synthetic` needs a GPU sampler: leave it out on a CPU",
             source="seen on 0.32.0",
+            decisive=True,
         ),
         Signature(
             "version not found",
@@ -136,6 +137,7 @@ class VLLM:
             r"EngineDeadError|EngineCore encountered (?:an issue|a fatal error)",
             "the engine's own traceback stands above; requests got an error inside their streams, then HTTP 500",
             source="seen on 0.32.0",
+            decisive=True,
         ),
     )
 
