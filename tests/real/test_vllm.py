@@ -207,7 +207,7 @@ def test_an_engine_that_dies_at_its_first_request_is_told_by_cause(
     # Which is seen first is a race: the line in the log, or the error inside the stream that proves readiness.
     with (
         pytest.raises(
-            launch.LaunchFailed, match="synthetic acceptance on a CPU|EngineCore encountered an issue"
+            launch.LaunchFailed, match=r"synthetic acceptance on a CPU|EngineCore encountered an issue"
         ) as caught,
         serving(vllm_env, tiny_llama(vllm_env), tmp_path, engine="vllm", args=args),
     ):
