@@ -142,6 +142,7 @@ class Plan(Stored):
     start_timeout_s: float
     run_timeout_s: float | None = None
     on_failure: str = "stop"
+    stop_when_saturated: bool = False
     allow_drift: str | None = None
     findings: tuple[Finding, ...] = ()
     refine: dict[str, Any] | None = None
@@ -190,6 +191,7 @@ def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> 
         start_timeout_s=recipe.timeouts.start_s,
         run_timeout_s=recipe.timeouts.run_s,
         on_failure=recipe.on_failure,
+        stop_when_saturated=recipe.sweep.stop_when_saturated,
         allow_drift=recipe.allow_drift,
         findings=(*findings, *_cautions(launches, arms)),
     )

@@ -74,6 +74,9 @@ class Sweep(Strict):
     duration_s: Seconds | None = None
     burstiness: float = Field(default=1.0, gt=0, description="open loop: 1 is Poisson, larger is more regular")
     order: Literal["ascending", "shuffled"] = "ascending"
+    stop_when_saturated: bool = Field(
+        default=False, description="leave higher levels out once two steps up bought less than 2 % and only raised TTFT"
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -82,6 +85,8 @@ class Sweep(Strict):
             raise ValueError("`concurrency` and `rate` exclude each other")
         if not given and self.serial is None:
             raise ValueError("no level: give `concurrency`, `rate` or `serial`")
+        if self.stop_when_saturated and (self.order != "ascending" or not self.concurrency):
+            raise ValueError("`stop_when_saturated` needs `concurrency` in ascending order")
         for name in given:
             values = getattr(self, name)
             if len(set(values)) != len(values):

@@ -341,3 +341,13 @@ def test_a_level_that_takes_too_long_is_cut_and_says_so(workplace: Workplace) ->
     ]
     assert reason["message"] == "the level was not over after the 2 s it may take"
     assert workplace.servers() == []
+
+
+def test_a_sweep_that_asks_for_it_ends_where_the_server_is_saturated(workplace: Workplace) -> None:
+    text = QUICK.replace("step-ms: 2", "step-ms: 20, max-running-requests: 2")
+    text = text.replace("[1, 2], requests: 4", "[1, 2, 4, 8, 16], requests: 16, stop_when_saturated: true")
+    done = workplace.harness("run", workplace.recipe(text), "--json")
+    levels = [level["level"]["name"] for level in done.json["levels"] if level["arm"] == "baseline"]
+    # Two at a time are served, so 4 and 8 bring nothing but waiting.
+    assert levels == ["c1", "c2", "c4", "c8"]
+    assert "saturated at C=8" in done.err

@@ -23,7 +23,9 @@ from harness.run import sweep
 from harness.run.diagnose import Diagnosis
 from harness.run.launch import Launched, Reached
 from harness.run.store import Run, now
+from harness.run.supervise import AT_ONCE
 from harness.run.sweep import Bench, Tell
+from harness.stats.saturation import exhausted
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +171,30 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
         for index, cell in enumerate(cells):
             if job.stop.is_set():
                 return index, None
+            if _saturated(job, planned):
+                break
             sweep.measure(bench, cell)
             if (death := live.server.death()) is not None:
                 return index + 1, _died(live.engine, planned, cell, death)
     return len(cells), None
+
+
+def _saturated(job: Job, planned: PlannedLaunch) -> bool:
+    """Whether this launch's levels so far show that higher ones would only queue; asked for by the plan."""
+    if not job.plan.stop_when_saturated:
+        return False
+    done = [job.run.level(planned.name, cell.level.name) for cell in planned.cells]
+    points = [
+        (int(result.level["concurrency"]), result.throughput.output_tok_s, result.metrics["ttft_s"].mean)
+        for result in done
+        if result is not None and result.verdict.state != "invalid" and "ttft_s" in result.metrics
+    ]
+    known = [(at, speed, ttft) for at, speed, ttft in points if speed is not None and ttft is not None]
+    found = exhausted(known)
+    if found.overloaded:
+        job.run.event("saturated", launch=planned.name, message=found.message)
+        _say(job, planned, f"{found.message}; higher levels are left out")
+    return found.overloaded
 
 
 def _died(engine: Engine, planned: PlannedLaunch, cell: PlannedCell, death: Diagnosis) -> ServerError:
@@ -221,6 +243,9 @@ def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
         job.run.write_launch(planned.name, record)
         _say(job, planned, f"{_label(live.engine)} is ready after {launched.ready_s:.1f} s on port {launched.port}")
         yield live
+    except KeyboardInterrupt:
+        launched.stop(AT_ONCE)
+        raise
     finally:
         _stop(job, planned, launched, record)
 
@@ -256,10 +281,13 @@ def _stop(job: Job, planned: PlannedLaunch, launched: Launched, record: Mapping[
     Raises:
         ServerError: something is.
     """
-    report = launched.stop()
+    try:
+        report = launched.stop()
+    finally:  # an interrupt stops it all the same, and says so afterwards
+        if launched.process and launched.process.report:
+            job.run.write_launch(planned.name, {**record, "stop": launched.process.report.to_json()})
     if report is None:
         return
-    job.run.write_launch(planned.name, {**record, "stop": report.to_json()})
     _say(job, planned, f"stopped in {report.seconds:.1f} s, {'; '.join(report.problems()) or 'nothing left'}")
     if (left := report.error()) is not None:
         raise left
