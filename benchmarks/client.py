@@ -84,15 +84,14 @@ def ours(truth: Truth, case: Case) -> dict[str, Any]:
 
 
 def errors(trace: LevelTrace, truth: Truth) -> dict[str, float]:
-    """p99, in ms, of what our stamps add to what the server did: to its TTFT, and to its gaps either way."""
+    """p99, in ms, by which our stamps miss what the server did: its first chunk, and its gaps either way."""
     log = {entry["id"]: entry for entry in truth.log()}
     zero = round(trace.started_at * 1e9)
     added, gaps = [], []
     for record in trace.records:
         entry = log[record.index]
         sent = [(at - zero) / 1e9 for _, at, _ in entry["chunks"]]
-        true = sent[0] - (entry["arrived"] - zero) / 1e9
-        added.append(record.chunks[0].at_s - record.sent_s - true)
+        added.append(record.chunks[0].at_s - sent[0])
         gaps.append(np.abs(np.diff([chunk.at_s for chunk in record.chunks]) - np.diff(sent)))
     return {
         "added_ttft_p99_ms": float(np.quantile(added, 0.99)) * 1e3,

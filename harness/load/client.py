@@ -17,13 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from harness.errors import InputError, ServerError
-from harness.load import transcript, wire
+from harness.load import spool, transcript, wire
 from harness.load.records import ClientFacts, LevelTrace, RequestRecord
 from harness.load.transcript import Prepared, TokenCounter
 
@@ -92,6 +92,7 @@ def run_level(
     stop: StopSignal | None = None,
     progress: Progress | None = None,
     count_tokens: TokenCounter | None = None,
+    folder: Path | None = None,
 ) -> LevelTrace:
     """Run one level and understand what came back.
 
@@ -103,22 +104,47 @@ def run_level(
         stop: ends the level at once when set; what was in flight is recorded as stopped.
         progress: called about twice a second with counts: sent, done, failed, active, reads.
         count_tokens: name and function of a tokenizer, for servers that do not count.
+        folder: where the measuring processes keep what they read while the clock runs; made here, and gone when every
+            record has been understood. If this process is killed before, `spool.recover` has what had arrived. None:
+            a temporary folder, which nobody finds again.
+
+    Records are made after the clock has stopped, because making them costs CPU time that on a small machine would be
+    taken from the readers and the server; until then each finished request lies, as it was read, in `folder`.
 
     Raises:
-        InputError: the load makes no sense; says every fault.
+        InputError: the load makes no sense (says every fault), or `folder` cannot be written.
         ServerError: no connection could be opened.
     """
     _check(load, requests)
     if load.drain_warmup and load.warmup_requests:
         return _drained(
-            target, load, requests, on_record=on_record, stop=stop, progress=progress, count_tokens=count_tokens
+            target,
+            load,
+            requests,
+            on_record=on_record,
+            stop=stop,
+            progress=progress,
+            count_tokens=count_tokens,
+            folder=folder,
         )
-    with tempfile.TemporaryDirectory(prefix="harness-load-") as folder, ExitStack() as closing:
-        level = _Level(target, load, requests, Path(folder))
+    with _place(folder) as place, ExitStack() as closing:
+        level = _Level(target, load, requests, place)
         closing.callback(level.end)
         level.start()
         level.watch(stop, progress)
         return level.trace(on_record, count_tokens)
+
+
+@contextmanager
+def _place(folder: Path | None) -> Iterator[Path]:
+    """A level's own folder; it is dropped when all went well, and kept for `spool.recover` otherwise."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="harness-load-") as temporary:
+            yield Path(temporary)
+        return
+    folder.mkdir(mode=0o700)
+    yield folder
+    spool.remove(folder)
 
 
 def default_requests(concurrency: int) -> int:
@@ -157,7 +183,7 @@ def _check(load: Load, requests: Sequence[Prepared]) -> None:
 def _drained(target: Target, load: Load, requests: Sequence[Prepared], **callbacks: Any) -> LevelTrace:
     """Warm-up to its end, then the measured requests; warm-up times count backwards from the level's start."""
     warm = replace(load, requests=load.warmup_requests, warmup_requests=0, drain_warmup=False, duration_s=None)
-    before = run_level(target, warm, requests, **{**callbacks, "on_record": None})
+    before = run_level(target, warm, requests, **{**callbacks, "on_record": None, "folder": None})
     if before.stopped:
         return before
     rest = [requests[(load.warmup_requests + index) % len(requests)] for index in range(len(requests))]
@@ -210,9 +236,18 @@ class _Level:
                     f"cannot connect to `{self.target.host}:{self.target.port}`: {said}",
                     hint="is the server up, and is this its address?",
                 )
+        self._leave_for_later()
         self.started_ns = time.time_ns() + 3_000_000
         self.offset_ns = time.time_ns() - time.monotonic_ns()
         self.tell(b"go %d\n" % self.started_ns)
+        spool.write_zero(self.folder, self.started_ns)
+
+    def _leave_for_later(self) -> None:
+        """Keep what it takes to understand the spools, and nothing that went to the server: it may hold secrets."""
+        spool.write_frame(self.folder, self.requests, self.load.warmup_requests, keep_text=self.load.keep_text)
+        for path in self.folder.iterdir():
+            if not path.name.startswith(("frame", "spool")):
+                path.unlink()  # every process has it open by now
 
     def tell(self, line: bytes) -> None:
         """One line to every process."""
@@ -351,6 +386,8 @@ class _Level:
         if "cpu_s" in said:
             self.facts.append(said)
             return
+        if "error" in said:
+            raise InputError(f"cannot store what was measured in `{self.folder}`: {said['error']}")
         latest[number] = said
         if progress is not None:
             progress(**{key: sum(counts[key] for counts in latest.values()) for key in said})
@@ -376,7 +413,7 @@ class _Level:
         began = time.process_time()
         step = (time.time_ns() - time.monotonic_ns() - self.offset_ns) / 1e9
         records = []
-        for raw in self._transcripts():
+        for raw in spool.raws(self.folder):
             record = transcript.understand(
                 raw, self.requests[raw.index % len(self.requests)], self._frame_of(raw), count_tokens
             )
@@ -403,21 +440,6 @@ class _Level:
     def _frame_of(self, raw: transcript.Raw) -> transcript.Frame:
         phase = "warmup" if raw.index < self.load.warmup_requests else "measure"
         return transcript.Frame(self.started_ns, phase, self.load.keep_text)
-
-    def _transcripts(self) -> Iterator[transcript.Raw]:
-        for number in range(self.count):
-            pieces: dict[tuple[int, int], list[Any]] = {}
-            with (self.folder / f"spool{number}").open("rb") as spool:
-                while True:
-                    try:
-                        index, serial, slot, facts, log = marshal.load(spool)
-                    except EOFError:
-                        break
-                    earlier = pieces.pop((slot, serial), [])
-                    if facts is None:
-                        pieces[slot, serial] = earlier + log
-                    else:
-                        yield transcript.Raw(index, slot, facts, earlier + log)
 
 
 def _out(process: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -6,7 +6,8 @@ large heap or parser shares the interpreter whose time is being measured. While 
 
 Talk with the parent: a line `ready` on stdout once connections are open; `go NANOSECONDS` on stdin starts the level at
 that wall-clock instant; `stop` (or the end of stdin) ends it at once; one JSON line of counts every half second; a
-last JSON line with `cpu_s` and the rest. What was read lies in the spool, a file of marshalled tuples:
+last JSON line with `cpu_s` and the rest. What was read lies in the spool, a file of marshalled tuples,
+each after its length in eight bytes:
 
     (index, play, slot, facts, log)     facts: dict of times and how it ended, None while more of its log follows
     log: [(answer of recvmsg, nanoseconds when it was read, not before), ...]
@@ -585,7 +586,7 @@ class Reader:
 
     def _spool_one(self) -> None:
         entry = self.finished.popleft()
-        marshal.dump(entry, self.spool)
+        _keep(self.spool, entry)
         self.kept -= len(entry[4])
 
     def _spool_slot(self, slot: Slot) -> None:
@@ -599,7 +600,7 @@ class Reader:
         else:
             # The exact framer can no longer start; the end of an ordinary stream is known by its last bytes.
             slot.blind = True
-        marshal.dump((slot.index, slot.serial, slot.number, None, slot.log[:-1]), self.spool)
+        _keep(self.spool, (slot.index, slot.serial, slot.number, None, slot.log[:-1]))
         self.kept -= len(slot.log) - 1
         slot.log = slot.log[-1:]
 
@@ -620,7 +621,14 @@ class Reader:
         self.kept = sum(len(slot.log) for slot in self.slots.values())
 
     def _report(self) -> None:
+        self.spool.flush()  # for whoever looks meanwhile, or afterwards should we be killed; less than a full buffer
         _say({"sent": self.sent, "done": self.done, "failed": self.failed, "active": self.active, "reads": self.reads})
+
+
+def _keep(spool: BinaryIO, entry: tuple[Any, ...]) -> None:
+    """One entry: its length, then itself. `marshal.load` would read a file without lengths item by item."""
+    data = marshal.dumps(entry)
+    spool.write(struct.pack("<Q", len(data)) + data)
 
 
 def _open_schedstat() -> int:
@@ -703,14 +711,24 @@ def _plays(job: dict[str, Any]) -> Iterator[list[int]]:
 
 
 def _say(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone: what was read is still to be spooled
+        os.write(1, json.dumps(value).encode() + b"\n")
 
 
 def main() -> int:
     """One share of one level, as the job file says."""
     with open(sys.argv[1], "rb") as stream:  # noqa: PTH123
         job = marshal.load(stream)
+    try:
+        return _measure(job)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+            raise
+        _say({"error": error.strerror})
+        return 1
+
+
+def _measure(job: dict[str, Any]) -> int:
     if job["cpu"] is not None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, {job["cpu"]})

@@ -4,7 +4,8 @@ All times are seconds as float on one monotonic clock whose zero is the level's 
 wall-clock instant that was. `None` means not known, never zero.
 """
 
-from dataclasses import asdict, dataclass, field
+import json
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -54,9 +55,14 @@ class RequestRecord:
 
     def to_json(self) -> dict[str, Any]:
         """As stored, one line of `requests.jsonl`; chunks become `[at, read, tokens, merged]` lists."""
-        data = asdict(self)
+        # Not `asdict`: it would copy every chunk of every request, only for them to be laid out anew.
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
         data["chunks"] = [[c.at_s, c.read_s, c.tokens, int(c.merged)] for c in self.chunks]
         return data
+
+    def to_line(self) -> str:
+        """`to_json` as one line of text."""
+        return json.dumps(self.to_json(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "RequestRecord":

@@ -1,14 +1,15 @@
 """What a level has read so far, as files: written by the readers while the clock runs, read by whoever comes after.
 
-A folder holds, for one level: `frame` (what the parent knew when it set the clock) and `spool0`, `spool1` ... with
-what each reader process kept. The readers hand on each finished request in the first idle moment, and what they hold
-back at most twice a second, so a spool may be read while it grows; when the parent is killed they notice, write the rest
-and end. So what had arrived survives a harness that was killed, without one instruction on the timing path.
+A folder holds, for one level: `frame` (its prompts), `zero` (when its clock started) and `spool0`, `spool1` ... with
+what each reader process kept. The readers hand each finished request on in an idle moment, and the file is brought up
+to date twice a second, so that it can be read while it grows. When the parent is killed they notice, write the rest and
+end: what had arrived is on disk, and nobody had to understand or store it while the clock ran.
 """
 
 import json
 import marshal
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -17,18 +18,22 @@ from harness.load import transcript
 from harness.load.records import RequestRecord
 from harness.load.transcript import Frame, Prepared, Raw
 
-_FRAME = "frame"
+_FRAME, _ZERO = "frame", "zero"
 
 
-def write_frame(folder: Path, requests: Sequence[Prepared], started_ns: int, warmups: int, *, keep_text: bool) -> None:
-    """Note what it takes to understand the spools later: prompts without their bodies, and the zero of the clock."""
+def write_frame(folder: Path, requests: Sequence[Prepared], warmups: int, *, keep_text: bool) -> None:
+    """Note what it takes to understand the spools later: the prompts' names, but nothing that went to the server."""
     frame = {
-        "started_ns": started_ns,
         "warmups": warmups,
         "keep_text": keep_text,
         "requests": [[prepared.prompt_id, prepared.requested_tokens] for prepared in requests],
     }
     (folder / _FRAME).write_text(json.dumps(frame))
+
+
+def write_zero(folder: Path, started_ns: int) -> None:
+    """Note when the level's clock started: wall-clock nanoseconds."""
+    (folder / _ZERO).write_text(str(started_ns))
 
 
 def raws(folder: Path) -> Iterator[Raw]:
@@ -43,15 +48,15 @@ def recover(folder: Path) -> list[RequestRecord]:
 
     What the readers gave up because they lost their parent is `stopped`, as after any other stop.
     """
-    path = folder / _FRAME
-    if not path.is_file():
+    try:
+        frame, zero = json.loads((folder / _FRAME).read_text()), int((folder / _ZERO).read_text())
+    except (OSError, ValueError):  # it had not begun, or has been understood meanwhile
         return []
-    frame = json.loads(path.read_text())
     prompts = [Prepared(prompt_id, "", b"", requested_tokens=tokens) for prompt_id, tokens in frame["requests"]]
     records = []
     for raw in raws(folder):
         phase = "warmup" if raw.index < frame["warmups"] else "measure"
-        seen = Frame(frame["started_ns"], phase, frame["keep_text"])
+        seen = Frame(zero, phase, frame["keep_text"])
         records.append(transcript.understand(raw, prompts[raw.index % len(prompts)], seen))
     return sorted(records, key=lambda record: (record.sent_s, record.index))
 
@@ -62,11 +67,13 @@ def remove(folder: Path) -> None:
 
 
 def _entries(stream: IO[bytes]) -> Iterator[tuple[Any, ...]]:
-    while True:
-        try:
-            yield marshal.load(stream)
-        except (EOFError, ValueError, TypeError):  # the end, or an entry that is not whole
+    """Entries as the readers keep them, each after its length in eight bytes; the last may be torn."""
+    while len(length := stream.read(8)) == 8:
+        (size,) = struct.unpack("<Q", length)
+        data = stream.read(size)
+        if len(data) < size:
             return
+        yield marshal.loads(data)
 
 
 def _whole(entries: Iterator[tuple[Any, ...]]) -> Iterator[Raw]:
