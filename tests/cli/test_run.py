@@ -360,7 +360,7 @@ def test_a_sweep_that_asks_for_it_leaves_out_what_lies_beyond_saturation(
         return judge(result.model_copy(update={"throughput": throughput, "metrics": metrics}), context)
 
     monkeypatch.setattr(validity, "judged", known)
-    text = QUICK.replace("[1, 2], requests: 4", "[1, 2, 4, 8, 16], requests: 4, stop_when_saturated: true")
+    text = QUICK.replace("[1, 2], requests: 4", "[1, 2, 4, 8, 16], requests: 32, stop_when_saturated: true")
     done = workplace.harness("run", workplace.recipe(text), "--json")
     levels = [level["level"]["name"] for level in done.json["levels"] if level["arm"] == "baseline"]
     assert levels == ["c1", "c2", "c4", "c8"]  # 4 and 8 gained less than 2 % over 2, and TTFT rose
