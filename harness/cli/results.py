@@ -120,6 +120,7 @@ def run_data(run: "Run") -> dict[str, Any]:
         "run": run.run_id,
         "path": str(run.path),
         **run.state(),
+        "unfinished": _unfinished(run),
         "levels": [{**result.model_dump(mode="json"), "launch": launch} for launch, result in run.levels()],
         "answer": found.model_dump(mode="json") if found else None,
     }
@@ -138,6 +139,7 @@ def run_view(run: "Run") -> "RenderableType":
     if error := state.get("error"):
         parts.append(Text(str(error)))
     done = list(run.levels())
+    begun = {(one["launch"], one["level"]): one for one in _unfinished(run)}
     for launch in plan.launches:
         results = [result for name, result in done if name == launch.name]
         label = " (simulated)" if any(result.simulated for result in results) else ""
@@ -146,7 +148,8 @@ def run_view(run: "Run") -> "RenderableType":
             parts.append(Text("\n".join(["", f"{launch.name}{label}", *(seeds_row(result) for result in results)])))
             parts.append(levels_table(results, ""))
         if missing:
-            parts.append(Text(f"{launch.name}: not measured: {', '.join(missing)}"))
+            named = [f"{level}{_how_far(begun.get((launch.name, level)))}" for level in missing]
+            parts.append(Text(f"{launch.name}: not measured: {', '.join(named)}"))
         for result in results:
             parts += [
                 Text(f"  {result.level['name']} {result.verdict.state}: {reason.message}")
@@ -165,6 +168,26 @@ def answer_view(found: "Answer") -> "list[RenderableType]":
 
     beyond = beyond_notes(found.factorial, [promise.sentence for promise in found.promises])
     return [*comparisons_view(found.comparisons), *(Text(line) for line in beyond)]
+
+
+def _unfinished(run: "Run") -> list[dict[str, Any]]:
+    """How far levels got that are still going on, or were when the harness was killed."""
+    found = []
+    for launch, cell in run.plan().cells():
+        name = cell.level.name
+        if run.level(launch.name, name) is None and (records := list(run.requests(launch.name, name))):
+            ended = [record for record in records if record.phase == "measure" and record.reason != "stopped"]
+            counts = {"completed": len(ended), "ok": sum(record.ok for record in ended), "of": cell.level.requests}
+            found.append({"launch": launch.name, "level": name, **counts})
+    return found
+
+
+def _how_far(begun: dict[str, Any] | None) -> str:
+    if begun is None:
+        return ""
+    of = f" of {begun['of']}" if begun["of"] else ""
+    failed = f", {begun['completed'] - begun['ok']} failed" if begun["completed"] > begun["ok"] else ""
+    return f" ({begun['completed']}{of} requests had completed{failed})"
 
 
 def comparisons_view(comparisons: "Sequence[Comparison]") -> "list[RenderableType]":

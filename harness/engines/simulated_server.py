@@ -64,6 +64,7 @@ class Simulation:
         self.clock_resets = 0
         self.ready = False
         self.frozen = False
+        self.lost: subprocess.Popen[bytes] | None = None
         self.stopping = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -150,6 +151,8 @@ class Simulation:
             self.batcher.slowdown = 2.0
         if _due(self.faults.get("freeze-after-tokens"), made):
             self.frozen = True
+        if _due(self.faults.get("lose-worker-after-tokens"), made) and not self.frozen:
+            self.frozen, self.lost = True, _crash_child()
 
     def _log(self) -> None:
         now = time.monotonic()
@@ -385,6 +388,12 @@ def _start_child(lives_s: float) -> int:
     """A child as SGLang's schedulers are: its own session, deaf to SIGTERM. It ends by itself: no test can leak it."""
     program = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({lives_s})"
     return subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdin=subprocess.DEVNULL).pid
+
+
+def _crash_child() -> "subprocess.Popen[bytes]":
+    """A child that a signal ends at once. Whoever holds what this returns has not noticed its death."""
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    return subprocess.Popen([sys.executable, "-S", "-c", program], stdin=subprocess.DEVNULL)
 
 
 def _due(limit: int | None, count: int) -> bool:

@@ -25,7 +25,7 @@ from harness.errors import Interrupted, ServerError
 from harness.run import diagnose, logs, ports, privacy, reaper, supervise
 from harness.run.diagnose import Death, Diagnosis
 from harness.run.signatures import GENERIC
-from harness.run.supervise import Process, StopReport
+from harness.run.supervise import AT_ONCE, Process, StopReport
 
 _LOOK_S = 0.1  # between looks at the log and the process
 _ASK_S = 0.2  # between questions to the health endpoint
@@ -92,6 +92,7 @@ class Launched:
     log_offset: int = 0  # where this start begins in a log that an earlier one may have begun
     _next_look: float = field(default=0.0, repr=False)
     _crashed: list[str] = field(default_factory=list, repr=False)
+    _maimed: bool = field(default=False, repr=False)
 
     def log_text(self) -> str:
         """What the server wrote so far, without stamps; empty for one that is not ours."""
@@ -127,22 +128,28 @@ class Launched:
 
     def death(self, phase: diagnose.Phase = "measure") -> Diagnosis | None:
         """Why the server is dead, None while it lives (or is not ours). One whose workers crashed counts as dead."""
-        if self.process is None:
+        if self.process is None or not self.is_dead():
             return None
-        if (code := self.process.poll()) is None and not self._is_maimed(self.process):
-            return None
+        code = self.process.poll()
         time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
         death = Death(code, phase, diagnose.oom_kills() - self.oom_kills)
         found = diagnose.explain(list(logs.read(self.log, self.log_offset)), self.engine.signatures, death)
         return replace(found, evidence=(*self._crashed, *found.evidence)) if code is None else found
 
-    def _is_maimed(self, process: Process) -> bool:
-        """Whether children that crashed were still not noticed at the second look; looks now and then only."""
-        if time.monotonic() < self._next_look:
-            return False
-        self._next_look = time.monotonic() + _CHILDREN_S
-        before, self._crashed = self._crashed, process.crashed_children()
-        return any(child in before for child in self._crashed)
+    def is_dead(self) -> bool:
+        """Whether the server ended, or children of it crashed and nobody had noticed by the second look.
+
+        Cheap enough to be asked all the time: it looks for children only now and then.
+        """
+        if self.process is None or self._maimed:
+            return self._maimed
+        if self.process.poll() is not None:
+            return True
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _CHILDREN_S
+            before, self._crashed = self._crashed, self.process.crashed_children()
+            self._maimed = any(child in before for child in self._crashed)
+        return self._maimed
 
     def stop(self, policy: StopPolicy | None = None) -> StopReport | None:
         """Stop it as its engine likes, and verify; None for a server that is not ours."""
@@ -379,8 +386,8 @@ class _Start:
         )
         try:
             found = self._watch(process)
-        except BaseException:
-            process.stop(self.engine.stop)
+        except BaseException as error:
+            process.stop(AT_ONCE if isinstance(error, KeyboardInterrupt) else self.engine.stop)
             raise
         hidden = privacy.secret_values(self.secrets, process.variables)
         return Launched(

@@ -33,6 +33,7 @@ class Outcome:
 
 
 More = Callable[[Plan], Plan | None]
+_RESUME = "go on with `--resume`"
 
 
 def execute(
@@ -85,12 +86,15 @@ def _launches(job: local.Job, more: More) -> Iterator[PlannedLaunch]:
 
 def _stop_here(job: local.Job) -> None:
     """Raise where the run may not go on."""
-    keeps = f"`{job.run.path}` keeps what was measured"
     if job.stop.is_set():
-        raise Interrupted(f"stopped; {keeps}", hint="go on with `--resume`")
+        raise Interrupted(f"stopped; {_keeps(job.run)}", hint=_RESUME)
     if time.monotonic() > job.deadline:
         allowed = f"{job.plan.run_timeout_s:g} s"
-        raise MeasurementError(f"the run took longer than the {allowed} it may; {keeps}", hint="go on with `--resume`")
+        raise MeasurementError(f"the run took longer than the {allowed} it may; {_keeps(job.run)}", hint=_RESUME)
+
+
+def _keeps(run: Run) -> str:
+    return f"`{run.path}` keeps what was measured"
 
 
 @contextmanager
@@ -106,6 +110,9 @@ def _recorded(run: Run, sources: Sequence[Run]) -> Iterator[None]:
         run.write_state("interrupted" if isinstance(error, Interrupted) else "failed", error=str(error), ended=now())
         run.event("ended", error=error.message)
         raise
+    except KeyboardInterrupt:
+        run.write_state("interrupted", error="interrupted twice", ended=now())
+        raise Interrupted(f"stopped at once; {_keeps(run)}", hint=_RESUME) from None
     except BaseException as error:
         run.write_state("interrupted", error=f"{type(error).__name__}: {error}", ended=now())
         raise

@@ -8,11 +8,15 @@ runs/RUN_ID/
   launches/NN-ARM/
     launch.json  what was started, what it said of itself, how it stopped
     server.log
-    levels/NAME/ requests.jsonl (a line a request, as it ends)  level.json (last: the cell is finished)
+    levels/NAME/
+      client/         while the level runs: each request as it came back, as the measuring processes read it
+      requests.jsonl  a line a request, understood, once the clock has stopped
+      level.json      last: the cell is finished
   comparison.json
 """
 
 import datetime
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ from pydantic import ValidationError
 
 from harness.errors import InputError
 from harness.files import append_line, read_json, read_json_lines, write_json
+from harness.load import spool
 from harness.load.records import RequestRecord
 from harness.recipe.plan import Plan
 from harness.stats.level import LevelResult, Stored
@@ -83,10 +88,22 @@ class Run:
                 yield launch.name, result
 
     def requests(self, launch: str, level: str) -> Iterator[RequestRecord]:
-        """The requests of one cell as stored so far; a torn last line is left out."""
-        path = self.level_folder(launch, level) / "requests.jsonl"
-        if path.is_file():
-            yield from (RequestRecord.from_json(line) for line in read_json_lines(path))
+        """The requests of one cell as stored so far; a torn last line is left out.
+
+        Of a level that still goes on, or whose harness was killed, also those that only the client had noted.
+        """
+        path, seen = self.level_folder(launch, level) / "requests.jsonl", set()
+        for line in read_json_lines(path) if path.is_file() else ():
+            record = RequestRecord.from_json(line)
+            seen.add((record.phase, record.index))
+            yield record
+        yield from (
+            one for one in spool.recover(self.client_folder(launch, level)) if (one.phase, one.index) not in seen
+        )
+
+    def client_folder(self, launch: str, level: str) -> Path:
+        """Where the client keeps what it reads while a level runs."""
+        return self.level_folder(launch, level) / "client"
 
     def write_state(self, state: str, **more: Any) -> None:
         """Replace `run.json`; what was there and is not named now stays."""
@@ -115,15 +132,24 @@ class Run:
         write_json(path, result.model_dump(mode="json"), mode=_PRIVATE)
 
     def start_requests(self, launch: str, level: str) -> Path:
-        """A fresh `requests.jsonl`; an unfinished one of an earlier attempt is set aside, never lost."""
+        """A fresh `requests.jsonl`; an unfinished one of an earlier attempt is set aside whole, never lost."""
         folder = self.level_folder(launch, level)
         folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIR)
         path = folder / "requests.jsonl"
         if path.exists():
+            self._settle(launch, level)
             attempt = 1 + len(list(folder.glob("requests.attempt-*.jsonl")))
             path.rename(folder / f"requests.attempt-{attempt}.jsonl")
         path.touch(mode=_PRIVATE)
         return path
+
+    def _settle(self, launch: str, level: str) -> None:
+        """Write down what the client of a killed attempt had noted."""
+        path = self.level_folder(launch, level) / "requests.jsonl"
+        stored = sum(1 for _ in read_json_lines(path))
+        for record in itertools.islice(self.requests(launch, level), stored, None):
+            append_line(path, record.to_line())
+        spool.remove(self.client_folder(launch, level))
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append one event."""

@@ -27,6 +27,7 @@ from harness.errors import ServerError
 from harness.run import gpu, locks, ports, privacy, reaper
 from harness.run.ports import Holder
 
+AT_ONCE = StopPolicy((), 0.0)  # for who will not wait: everyone gets TERM, and soon KILL
 _START_DEADLINE_S = 20.0
 _TERM_GRACE_S = 5.0
 _VERIFY_S = 30.0

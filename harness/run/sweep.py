@@ -90,11 +90,12 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             bench.target,
             _load(level),
             list(prepare(bench, cell.first_prompt, cell.prompts)),
-            on_record=lambda record: append_line(path, json.dumps(record.to_json(), separators=(",", ":"))),
+            on_record=lambda record: append_line(path, record.to_line()),
             stop=ended,
             progress=lambda **counts: bench.tell(
                 "level-progress", launch=bench.launch.name, level=level.name, **counts
             ),
+            folder=bench.run.client_folder(bench.launch.name, level.name),
         )
     if bench.stop.is_set():
         return None
@@ -149,12 +150,11 @@ def _watching(bench: Bench, level: PlannedLevel, ended: threading.Event) -> Iter
     deadline = min(time.monotonic() + level.level_timeout_s, bench.deadline)
 
     def watch() -> None:
-        process = bench.server.process
         while not over.wait(_LOOK_S):
             if time.monotonic() > deadline:
                 message = f"the level was not over after the {level.level_timeout_s:g} s it may take"
                 cut.append(Reason(code="level-timeout", message=message))
-            if cut or bench.stop.is_set() or (process is not None and process.poll() is not None):
+            if cut or bench.stop.is_set() or bench.server.is_dead():
                 ended.set()
                 return
 

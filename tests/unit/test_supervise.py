@@ -119,12 +119,14 @@ def test_a_child_that_ignores_term_is_killed(start: Start, log: Path) -> None:
     [grandchild] = children(log)
     report = process.stop(StopPolicy(("SIGINT", "SIGTERM"), 0.3), term_grace_s=0.3)
     family = tuple(sorted((process.pid, grandchild)))
-    assert [(sent.signal, sent.to) for sent in report.signals] == [
+    first, again = report.signals[:4], report.signals[4:]
+    assert [(sent.signal, sent.to) for sent in first] == [
         ("SIGINT", (process.pid,)),
         ("SIGTERM", (process.pid,)),
         ("SIGTERM", family),
         ("SIGKILL", family),
     ]
+    assert {sent.signal for sent in again} <= {"SIGKILL"}  # whom a busy machine has not yet let die is hit once more
     assert [sent.at_s for sent in report.signals] == sorted(sent.at_s for sent in report.signals)
     assert (report.exit_code, report.ok) == (-9, True)
     assert not running(grandchild)

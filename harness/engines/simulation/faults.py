@@ -40,6 +40,9 @@ PROCESS: Mapping[str, Kind] = {
         "starts anew under its own pid, once, when so many generations have arrived", int, 1
     ),
     "freeze-after-tokens": Kind("generates nothing more after so many tokens, and stays healthy", int, 1),
+    "lose-worker-after-tokens": Kind(
+        "a child crashes after so many tokens, unnoticed: it generates nothing more, and stays healthy", int, 1
+    ),
     "slow-after-tokens": Kind("steps take twice as long after so many tokens", int, 1),
     "slow-decode": Kind("steps take so many times as long from the start", float, 4.0),
     "no-metrics": Kind("/metrics says 404"),
