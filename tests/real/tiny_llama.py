@@ -73,7 +73,22 @@ def model(words: PreTrainedTokenizerFast, seed: int, noise: float) -> LlamaForCa
             for weights in llama.parameters():
                 if weights.dim() > 1:
                     weights.add_(noise * weights.std() * torch.randn_like(weights))
+    keep_quiet(llama, words)
     return llama.to(torch.bfloat16)
+
+
+def keep_quiet(llama: LlamaForCausalLM, words: PreTrainedTokenizerFast) -> None:
+    """Greedy decoding never says a special token or half a character: a server would send neither as text.
+
+    The output row of such a token becomes half the row of one that may be said, which is therefore always ahead of it.
+    """
+    ids = range(len(words))
+    said = [i for i in ids if i not in words.all_special_ids and words.decode([i]).isascii() and words.decode([i])]
+    silent = sorted(set(ids) - set(said) | {words.convert_tokens_to_ids(word) for word in SPECIAL})
+    said = [i for i in said if i not in silent]
+    with torch.no_grad():
+        for position, token in enumerate(silent):
+            llama.lm_head.weight[token] = llama.lm_head.weight[said[position % len(said)]] / 2
 
 
 def main() -> None:
