@@ -611,7 +611,8 @@ class Reader:
             return
         if not self.turn:
             self.turn = list(self.slots.values())
-        self._spool_slot(self.turn.pop())
+        if self.turn:  # while every slot waits for a server that refuses connections, there is none
+            self._spool_slot(self.turn.pop())
 
     def _spool_all(self) -> None:
         while self.finished:

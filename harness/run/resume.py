@@ -10,6 +10,8 @@ from harness.run import facts as machine
 from harness.run.store import Run
 from harness.stats.level import LevelResult
 
+_COUNT = {"valid", "suspect"}  # verdicts of cells whose numbers count
+
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
@@ -38,11 +40,17 @@ def fates(plan: Plan, earlier: Sequence[Run]) -> list[CellFate]:
     for launch, cell in plan.cells():
         if (source := finished.get(cell.cell_id)) is not None:
             found.append(CellFate(launch.name, cell.level.name, "reuse", source=source))
-        elif (old := _namesake(earlier, launch, cell)) is not None:
-            found.append(CellFate(launch.name, cell.level.name, "stale", tuple(identity.changes(old, cell.identity))))
         else:
-            found.append(CellFate(launch.name, cell.level.name, "run"))
+            found.append(_fate(earlier, launch, cell))
     return found
+
+
+def whole(run: Run) -> bool:
+    """Whether a run ended and every cell of its plan counts."""
+    if run.state()["state"] != "done":
+        return False
+    known = (run.level(launch.name, cell.level.name) for launch, cell in run.plan().cells())
+    return all(result is not None and result.verdict.state in _COUNT for result in known)
 
 
 def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusable) -> LevelResult:
@@ -64,24 +72,28 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
     return moved
 
 
+def _fate(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> CellFate:
+    """Why a cell that cannot be reused must run: never measured, measured as something else, or in vain."""
+    for run in earlier:
+        for old_launch, old in run.plan().cells():
+            same = old_launch.name == launch.name and old.level.name == cell.level.name
+            if not same or (result := run.level(old_launch.name, old.level.name)) is None:
+                continue
+            if changes := tuple(identity.changes(old.identity, cell.identity)):
+                return CellFate(launch.name, cell.level.name, "stale", changes)
+            why = result.verdict.reasons[0].message if result.verdict.reasons else "nobody knows why"
+            return CellFate(launch.name, cell.level.name, "run", (f"it was {result.verdict.state}: {why}",))
+    return CellFate(launch.name, cell.level.name, "run")
+
+
 def _finished(earlier: Sequence[Run]) -> dict[str, Reusable]:
     """Cells whose numbers count, by identity; the newest run wins."""
     found: dict[str, Reusable] = {}
     for run in earlier:
         for launch, result in run.levels():
-            if result.verdict.state in {"valid", "suspect"}:
+            if result.verdict.state in _COUNT:
                 found.setdefault(result.cell_id, Reusable(run, launch, str(result.level["name"])))
     return found
-
-
-def _namesake(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> Mapping[str, object] | None:
-    """The identity of the finished cell that stood at the same place in an earlier plan."""
-    for run in earlier:
-        for old_launch, old in run.plan().cells():
-            same = old_launch.name == launch.name and old.level.name == cell.level.name
-            if same and run.level(old_launch.name, old.level.name) is not None:
-                return old.identity
-    return None
 
 
 def refuse_other_hardware(here: Mapping[str, object], sources: Sequence[Run]) -> None:

@@ -132,14 +132,17 @@ class Run:
         write_json(path, result.model_dump(mode="json"), mode=_PRIVATE)
 
     def start_requests(self, launch: str, level: str) -> Path:
-        """A fresh `requests.jsonl`; an unfinished one of an earlier attempt is set aside whole, never lost."""
+        """A fresh `requests.jsonl`; an earlier attempt, unfinished or in vain, is set aside whole, never lost."""
         folder = self.level_folder(launch, level)
         folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIR)
         path = folder / "requests.jsonl"
         if path.exists():
             self._settle(launch, level)
             attempt = 1 + len(list(folder.glob("requests.attempt-*.jsonl")))
-            path.rename(folder / f"requests.attempt-{attempt}.jsonl")
+            # The level's own file first: from here on the cell is not finished.
+            for name in ("level.json", "requests.jsonl"):
+                if (old := folder / name).exists():
+                    old.rename(old.with_name(f"{old.stem}.attempt-{attempt}{old.suffix}"))
         path.touch(mode=_PRIVATE)
         return path
 

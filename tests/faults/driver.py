@@ -30,6 +30,7 @@ from typing import Any
 from harness import cli
 from harness.engines import simulated
 from harness.engines.engine import Command, Server
+from harness.load import client
 from harness.run import answer, store, supervise, sweep
 
 UNRULY = Path(__file__).parent.parent / "fakes" / "unruly.py"
@@ -110,7 +111,7 @@ def send(number: signal.Signals, times: int = 1) -> Callable[[], None]:
 
 def fill_disk(name: str) -> None:
     """Writing files of a name fails as on a full disk, and really does: it goes to /dev/full."""
-    mkstemp, start_requests = tempfile.mkstemp, store.Run.start_requests
+    mkstemp, append = tempfile.mkstemp, sweep.append_line
 
     def full_temporary(*, prefix: str, **more: Any) -> tuple[int, str]:
         handle, path = mkstemp(prefix=prefix, **more)
@@ -119,14 +120,11 @@ def fill_disk(name: str) -> None:
             handle = os.open("/dev/full", os.O_WRONLY)
         return handle, path
 
-    def full_requests(run: store.Run, launch: str, level: str) -> Path:
-        path = start_requests(run, launch, level)
-        path.unlink()
-        path.symlink_to("/dev/full")
-        return path
-
-    if name == "requests.jsonl":
-        store.Run.start_requests = full_requests
+    if name == "spool0":
+        job = client._Level._job
+        client._Level._job = lambda level, *rest: {**job(level, *rest), "spool": "/dev/full"}
+    elif name == "requests.jsonl":
+        sweep.append_line = lambda _, line: append(Path("/dev/full"), line)
     else:
         tempfile.mkstemp = full_temporary
 
