@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.talk import Verbs, common
+from harness.cli.talk import Verbs, common, safe
 from harness.errors import AnswerIsNo, InputError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def run_view(run: "Run") -> "RenderableType":
     plan, state = run.plan(), run.state()
     parts: list[RenderableType] = [Text(f"{run.run_id}: {state['state']}\n{plan.question}")]
     if error := state.get("error"):
-        parts.append(Text(str(error)))
+        parts.append(Text(safe(str(error))))
     done = list(run.levels())
     begun = {(one["launch"], one["level"]): one for one in _unfinished(run)}
     for launch in plan.launches:

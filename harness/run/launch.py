@@ -90,6 +90,7 @@ class Launched:
     probe: Mapping[str, Any] = field(default_factory=dict)
     oom_kills: int = 0
     log_offset: int = 0  # where this start begins in a log that an earlier one may have begun
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # values that may be written nowhere, by name
     _next_look: float = field(default=0.0, repr=False)
     _crashed: list[str] = field(default_factory=list, repr=False)
     _maimed: bool = field(default=False, repr=False)
@@ -119,6 +120,7 @@ class Launched:
         Raises:
             ServerError: always; with the reason of its death where it is dead, else with its last lines.
         """
+        details = [privacy.redact_text(line, self.secrets) for line in details]
         if (death := self.death()) is not None:
             raise ServerError(
                 f"{message}: the server is dead, {death.name}", details=[*details, *death.evidence], hint=death.remedy
@@ -389,7 +391,7 @@ class _Start:
         except BaseException as error:
             process.stop(AT_ONCE if isinstance(error, KeyboardInterrupt) else self.engine.stop)
             raise
-        hidden = privacy.secret_values(self.secrets, process.variables)
+        hidden = self._hidden(process)
         return Launched(
             engine=self.engine,
             server=self.server,
@@ -400,10 +402,11 @@ class _Start:
             variables=privacy.redact_variables(_without_mark(process.variables), hidden),
             withheld=tuple(privacy.withheld(process.variables)),
             milestones=tuple(self.reached),
-            models=found.models,
+            models=privacy.redact_json(found.models, hidden),
             probe=found.probe,
             oom_kills=self.oom_kills,
             log_offset=self.log_offset,
+            secrets=hidden,
         )
 
     def _watch(self, process: Process) -> _Found:
@@ -472,8 +475,12 @@ class _Start:
         return diagnose.hung(self.lines, Death(None, "start"), self.deadline_s)
 
     def _failed(self, process: Process, diagnosis: Diagnosis) -> LaunchFailed:
-        report = process.stop(self.engine.stop if process.poll() is None else StopPolicy((), 0.0))
-        return LaunchFailed(self.engine.name, diagnosis, report, self.log)
+        report = process.stop(self.engine.stop if process.poll() is None else AT_ONCE)
+        said = tuple(privacy.redact_text(line, self._hidden(process)) for line in diagnosis.evidence)
+        return LaunchFailed(self.engine.name, replace(diagnosis, evidence=said), report, self.log)
+
+    def _hidden(self, process: Process) -> dict[str, str]:
+        return privacy.secret_values(self.secrets, process.variables)
 
     def _prove_ours(self, process: Process) -> None:
         """The process that listens must be one of ours."""

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _SECRET_NAME = re.compile(r"(?i)(api_?key|([_-]|^)(key|token|secret|password|passwd|credentials?))$")
 _NOT_SECRET = re.compile(r"(?i)(pad|eos|bos|unk|mask|stop|image|special)[_-]token$")
@@ -37,6 +38,22 @@ def redact_text(text: str, secrets: Mapping[str, str]) -> str:
     for name, value in sorted(secrets.items(), key=lambda item: -len(item[1])):
         text = text.replace(value, f"[{name}]")
     return text
+
+
+def redact_json(value: Any, secrets: Mapping[str, str]) -> Any:
+    """JSON that somebody else wrote, as it may be stored: known values replaced, and whatever a secret's name holds."""
+    if isinstance(value, str):
+        return redact_text(value, secrets)
+    if isinstance(value, list | tuple):
+        return [redact_json(item, secrets) for item in value]
+    if isinstance(value, Mapping):
+        return {
+            redact_text(str(name), secrets): "[redacted]"
+            if isinstance(item, str) and item and is_secret(str(name))
+            else redact_json(item, secrets)
+            for name, item in value.items()
+        }
+    return value
 
 
 def redact_argv(argv: Sequence[str], secrets: Mapping[str, str]) -> list[str]:

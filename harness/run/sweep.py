@@ -18,7 +18,7 @@ from harness.load.prompts import PromptSet
 from harness.load.records import LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
-from harness.run import gpu
+from harness.run import gpu, privacy
 from harness.run import launch as launching
 from harness.run.launch import Launched
 from harness.run.store import Run
@@ -90,7 +90,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             bench.target,
             _load(level),
             list(prepare(bench, cell.first_prompt, cell.prompts)),
-            on_record=lambda record: append_line(path, record.to_line()),
+            on_record=lambda record: append_line(path, privacy.redact_text(record.to_line(), bench.server.secrets)),
             stop=ended,
             progress=lambda **counts: bench.tell(
                 "level-progress", launch=bench.launch.name, level=level.name, **counts

@@ -147,8 +147,9 @@ def deaths() -> Iterator[Case]:
         "it starts anew under its own pid",
         ("server:restart-after-requests=8",),
         6,
-        "restarted",
+        "requests failed: .*connect",
         group,
+        {"sweep": {"concurrency": [1], "requests": 8}},
     )
     yield Case(
         "freezes",
@@ -222,7 +223,7 @@ def answers() -> Iterator[Case]:
         "early-stop", "half of the tokens, finish_reason stop", "early-stop", "suspect: .* another length than 10"
     )
     yield odd("cached", "prompt tokens come from a cache", "warm-cache=64", "suspect: .*cache")
-    yield wrong("wrong-usage", "usage counts 7 tokens too many", "wrong-usage", "requests failed: .*identity")
+    yield odd("wrong-usage", "usage counts 7 tokens too many", "wrong-usage", "suspect: the server's metrics count .*")
 
 
 def kills() -> Iterator[Case]:

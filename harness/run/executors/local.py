@@ -19,7 +19,7 @@ from harness.load import prompts
 from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import launch as launching
-from harness.run import sweep
+from harness.run import privacy, sweep
 from harness.run.diagnose import Diagnosis
 from harness.run.launch import Launched, Reached
 from harness.run.store import Run, now
@@ -252,7 +252,7 @@ def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
 
 def _asked(launched: Launched, engine: Engine) -> _Live:
     """What a ready server says of itself; one that was running already may turn out to be an engine we know."""
-    answers = launching.answers(engine, launched.server)
+    answers = privacy.redact_json(launching.answers(engine, launched.server), launched.secrets)
     if launched.process is None:
         engine = attach.recognised(answers)
     return _Live(launched, engine, answers)

@@ -1,0 +1,92 @@
+"""What servers say is stored without secrets and shown without what a terminal, Markdown or HTML would act on."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.conftest import QUICK, Workplace
+from processes import FAKES
+
+from harness.engines.simulated import Simulated
+
+SECRET = "hunter2-of-the-night"
+RECIPE = QUICK.replace("engine: simulated", "engine: simulated\n  secrets: [LEAKY_TOKEN]")
+
+
+@pytest.fixture
+def leaky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every server of this test is `fakes/leaky.py`; the list takes more arguments for it."""
+    more: list[str] = []
+    command = Simulated.command
+
+    def told(self, server):
+        made = command(self, server)
+        return replace(made, argv=(sys.executable, str(FAKES / "leaky.py"), *made.argv[3:], *more))
+
+    monkeypatch.setattr(Simulated, "command", told)
+    monkeypatch.setenv("LEAKY_TOKEN", SECRET)
+    return more
+
+
+def holding(folder: Path, text: str) -> list[str]:
+    return [path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+def acts_on_terminals(text: str) -> bool:
+    return any(char in text for char in "\x1b\x07\u202e")
+
+
+def test_a_secret_that_a_server_tells_is_stored_and_shown_nowhere(workplace: Workplace, leaky: list[str]) -> None:
+    done = workplace.harness("run", workplace.recipe(RECIPE))
+    assert done.code in {0, 1}, done.err
+    assert holding(workplace.root, SECRET) == []
+    assert holding(workplace.root, "sk-never-seen") == []
+    assert SECRET not in done.out + done.err
+    assert "login as [LEAKY_TOKEN]" in (workplace.run() / "launches/01-baseline/launch.json").read_text()
+    assert "logged in with [LEAKY_TOKEN]" in (workplace.run() / "launches/01-baseline/server.log").read_text()
+
+
+def test_a_servers_last_words_hold_no_secret_and_cannot_steer_a_terminal(
+    workplace: Workplace, leaky: list[str]
+) -> None:
+    leaky.append("--leaky-fails")
+    done = workplace.harness("run", workplace.recipe(RECIPE))
+    assert done.code == 5
+    assert "the first generation got HTTP 500" in done.err
+    assert "[LEAKY_TOKEN]" in done.err
+    assert not acts_on_terminals(done.err)
+    assert holding(workplace.root, SECRET) == []
+    shown = workplace.harness("show", workplace.run())
+    assert "\\x1b]0;owned" in shown.out
+    assert not acts_on_terminals(shown.out)
+
+
+def test_a_secret_in_a_recipe_is_refused_before_it_is_stored(workplace: Workplace) -> None:
+    text = f"engine: simulated\n  variables: {{MY_TOKEN: {SECRET}}}\n  unchecked: [--api-key, {SECRET}]"
+    done = workplace.harness("run", workplace.changed(("engine: simulated", text)))
+    assert done.code == 2
+    assert "holds a secret: `server.variables.MY_TOKEN`, `server.unchecked`" in done.err
+    assert SECRET not in done.out + done.err
+    assert not (workplace.root / "runs").exists()
+
+
+def test_planning_a_strangers_recipe_executes_nothing(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched = workplace.root / "touched"
+    text = QUICK.replace("step-ms: 2", f'step-ms: "$(touch {touched})"').replace(
+        "question: Does it help?", f'question: "`touch {touched}` ; touch {touched}"'
+    )
+
+    def started(event: str, arguments: tuple[object, ...]) -> None:
+        if started.watching and event in {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}:
+            raise AssertionError(f"{event} {arguments}")
+
+    started.watching = True
+    sys.addaudithook(started)  # stays for the life of this process, asleep
+    try:
+        done = workplace.harness("plan", workplace.recipe(text))
+    finally:
+        started.watching = False
+    assert done.code in {0, 2}, done.err
+    assert not touched.exists()
+    assert not (workplace.root / "runs").exists()
