@@ -1,24 +1,27 @@
-"""What this client can read here: a two-second calibration against a loopback source of the same chunks."""
+"""What this client can read here: a two-second calibration against a loopback source of like chunks."""
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import MeasurementError
-from harness.load.client import Load, Target, default_processes, run_level
+from harness.errors import HarnessError, MeasurementError
+from harness.load.client import Load, Target, run_level
+from harness.load.records import LevelTrace
 from harness.load.transcript import Prepared
 
 _SECONDS = 2.0
 _FASTEST_SOURCE = 15_000  # chunks a second that the source in Python can send on one core, with room to spare
+_TRIVIAL = 1_000  # chunks a second that any client reads many times over
 _BODY = b'{"stream":true,"stream_options":{"include_usage":true}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`chunks_s`: how many chunks a second the measuring processes could read at full CPU, by what one costs here.
+    """`chunks_s`: how many chunks a second `processes` measuring processes read at full CPU, by what one costs here.
 
-    `lag_p99_s` is how late they were read at the rate tried, None without kernel stamps.
+    `rate_tried` is what one process read a second meanwhile, and `lag_p99_s` how late, None without kernel stamps.
     """
 
     chunks_s: float
@@ -28,43 +31,78 @@ class Capacity:
     lag_p99_s: float | None
 
 
+class Capacities:
+    """The calibrations of one run: each is made when a level first needs it, between levels, and kept."""
+
+    def __init__(self, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
+        self._known: dict[int, Capacity] = {}
+
+    def of(self, trace: LevelTrace) -> tuple[float | None, str]:
+        """Chunks a second that the client of a level can read here, and a sentence on how that is known.
+
+        None where it is not worth two seconds: hardly any load, or a level that was over sooner. Whether such a
+        client was busy is seen from its CPU time all the same.
+        """
+        client = trace.client
+        rate = sum(len(record.chunks) for record in trace.records) / client.wall_s if client.wall_s else 0.0
+        if rate < _TRIVIAL:
+            return None, f"not calibrated: {rate:.0f} chunks/s are few for any client"
+        if client.wall_s < self._seconds:
+            return None, f"not calibrated: the level was over in {client.wall_s:.1f} s"
+        try:
+            found = self._known.get(client.processes) or calibrate(
+                trace.concurrency or 1, processes=client.processes, seconds=self._seconds
+            )
+        except HarnessError as error:
+            return None, f"not calibrated: {error.message}"
+        self._known[client.processes] = found
+        return found.chunks_s, f"calibrated: {found.cpu_per_chunk_s * 1e6:.1f} us a chunk at {found.rate_tried:.0f}/s"
+
+
 def calibrate(
-    concurrency: int, chunks_s: float, *, processes: int | None = None, seconds: float = _SECONDS
+    concurrency: int, chunks_s: float = _FASTEST_SOURCE, *, processes: int = 1, seconds: float = _SECONDS
 ) -> Capacity:
-    """Read a known load for about two seconds and see what a chunk costs.
+    """Let one measuring process read a known load for about two seconds and see what a chunk costs.
+
+    A chunk costs more CPU at a low rate, where each wakes the process, so the rate to ask about is a high one.
 
     Args:
-        concurrency: streams, as in the level to come.
-        chunks_s: chunks a second expected of the server; the source sends that many, or as many as it can.
-        processes: measuring processes, as in the level to come.
+        concurrency: streams of all processes, as in the level.
+        chunks_s: chunks a second that one process is to read; the source sends that many, or as many as it can.
+        processes: measuring processes of the level; one is tried, the others are taken to be like it.
         seconds: how long the streams last.
 
     Raises:
         MeasurementError: not every stream of the source came through.
     """
-    rate = min(chunks_s, _FASTEST_SOURCE)
-    gap_s = max(concurrency / rate, 0.001)
-    tokens = max(2, round(seconds / gap_s))
-    load = Load(concurrency=concurrency, requests=concurrency, processes=processes, keep_text=False)
+    streams = math.ceil(concurrency / processes)
+    gap_s = max(streams / min(chunks_s, _FASTEST_SOURCE), 0.001)
+    trace = _read_source(streams, gap_s, tokens=max(2, round(seconds / gap_s)))
+    lost = sum(not record.ok for record in trace.records)
+    if lost:
+        raise MeasurementError(f"the client's calibration lost {lost} of {len(trace.records)} loopback streams")
+    chunks = [chunk for record in trace.records for chunk in record.chunks]
+    # By reads, not by chunks: a source that stutters sends several at once, which then cost less than they will.
+    cost = trace.client.cpu_s / trace.client.reads
+    lags = sorted(chunk.read_s - chunk.at_s for chunk in chunks)
+    return Capacity(
+        chunks_s=processes / cost,
+        cpu_per_chunk_s=cost,
+        rate_tried=len(chunks) / trace.client.wall_s,
+        processes=processes,
+        lag_p99_s=lags[len(lags) * 99 // 100] if trace.client.kernel_stamps else None,
+    )
+
+
+def _read_source(streams: int, gap_s: float, tokens: int) -> LevelTrace:
+    load = Load(concurrency=streams, requests=streams, processes=1, keep_text=False)
     requests = [Prepared("calibration", "/v1/chat/completions", _BODY)]
     words = [sys.executable, "-m", "harness.load.source", "0"]
     settings = [f"gap_us={round(gap_s * 1e6)}", f"tokens={tokens}", "ttft_us=20000"]
     with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as source:
         try:
             assert source.stdout is not None
-            trace = run_level(Target("127.0.0.1", int(source.stdout.readline())), load, requests)
+            return run_level(Target("127.0.0.1", int(source.stdout.readline())), load, requests)
         finally:
             source.terminate()
-    lost = sum(not record.ok for record in trace.records)
-    if lost:
-        raise MeasurementError(f"the client's calibration lost {lost} of {len(trace.records)} loopback streams")
-    chunks = [chunk for record in trace.records for chunk in record.chunks]
-    cost = trace.client.cpu_s / len(chunks)
-    lags = sorted(chunk.read_s - chunk.at_s for chunk in chunks)
-    return Capacity(
-        chunks_s=trace.client.processes / cost,
-        cpu_per_chunk_s=cost,
-        rate_tried=len(chunks) / trace.client.wall_s,
-        processes=processes or default_processes(load),
-        lag_p99_s=lags[len(lags) * 99 // 100] if trace.client.kernel_stamps else None,
-    )

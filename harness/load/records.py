@@ -15,13 +15,15 @@ class Chunk:
 
     `at_s` is the kernel's receive stamp where there is one, else the read time; `read_s` is when the client read it.
     `tokens` is how many generated tokens it carried, None where the server does not say. `merged` marks a chunk that
-    was not the last event in its read: its true arrival lies between the previous stamp and `at_s`.
+    was not the last event in its read and may have come noticeably earlier: between `since_s` and `at_s`. Without a
+    kernel stamp every chunk has `since_s`: it came no earlier than that and no later than it was read.
     """
 
     at_s: float
     read_s: float
     tokens: int | None = None
     merged: bool = False
+    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,14 @@ class RequestRecord:
     extra: dict[str, Any] = field(default_factory=dict)  # engine facts: draft_n, accepted, verify counts ...
 
     def to_json(self) -> dict[str, Any]:
-        """As stored, one line of `requests.jsonl`; chunks become `[at, read, tokens, merged]` lists."""
+        """As stored, one line of `requests.jsonl`; chunks become lists `[at, read, tokens, merged]`, with `since` fifth
+        where it is known."""
         # Not `asdict`: it would copy every chunk of every request, only for them to be laid out anew.
         data = {each.name: getattr(self, each.name) for each in fields(self)}
-        data["chunks"] = [[c.at_s, c.read_s, c.tokens, int(c.merged)] for c in self.chunks]
+        data["chunks"] = [
+            [c.at_s, c.read_s, c.tokens, int(c.merged), *(() if c.since_s is None else (c.since_s,))]
+            for c in self.chunks
+        ]
         return data
 
     def to_line(self) -> str:
@@ -67,7 +73,9 @@ class RequestRecord:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "RequestRecord":
         """What `to_json` wrote."""
-        chunks = tuple(Chunk(at, read, tokens, bool(merged)) for at, read, tokens, merged in data["chunks"])
+        chunks = tuple(
+            Chunk(at, read, tokens, bool(merged), *since) for at, read, tokens, merged, *since in data["chunks"]
+        )
         return cls(**{**data, "chunks": chunks})
 
 

@@ -5,6 +5,7 @@ the counts agree; else it has one of `REASONS`.
 """
 
 import hashlib
+import itertools
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,10 @@ REASONS = frozenset(
 
 _SO_TIMESTAMPING = 37  # the ancillary type of the stamps; harness.load.reader asks for them
 _STAMP = struct.Struct("@ll")
-# Events of one read that arrived within this were written together as far as anybody can tell.
+# Events of one read were written together as far as anybody can tell when they arrived within this, or within this
+# part of the stream's usual wait: a server's next step takes longer, so they are of one step, or it was late itself.
 _TOGETHER_NS = 100_000
+_TOGETHER_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,15 @@ def understand(raw: Raw, prepared: Prepared, frame: Frame, count_tokens: TokenCo
 
 def shifted(record: RequestRecord, by_s: float) -> RequestRecord:
     """The same record on a clock whose zero lies `by_s` earlier."""
-    chunks = tuple(replace(chunk, at_s=chunk.at_s + by_s, read_s=chunk.read_s + by_s) for chunk in record.chunks)
+    chunks = tuple(
+        replace(
+            chunk,
+            at_s=chunk.at_s + by_s,
+            read_s=chunk.read_s + by_s,
+            since_s=None if chunk.since_s is None else chunk.since_s + by_s,
+        )
+        for chunk in record.chunks
+    )
     scheduled = None if record.scheduled_s is None else record.scheduled_s + by_s
     return replace(record, sent_s=record.sent_s + by_s, end_s=record.end_s + by_s, scheduled_s=scheduled, chunks=chunks)
 
@@ -247,21 +258,34 @@ def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: in
             read += 1
         where.append((read, frame))
     chunks = []
+    together_ns: float | None = None
     for position, arrival in enumerate(said.arrivals):
         read, frame = where[position]
         following = where[position + 1] if position + 1 < len(where) else None
         # Events of one frame were written together; they are one arrival, however many events.
-        merged = following is not None and following[0] == read and following[1] != frame and _apart(reads, read)
+        shared = following is not None and following[0] == read and following[1] != frame
         stamp, read_ns = reads.stamps[read], reads.read[read]
-        chunks.append(Chunk((stamp - zero_ns) / 1e9, (read_ns - zero_ns) / 1e9, arrival.tokens, merged))
+        merged, since = False, None
+        if shared or not reads.kernel:
+            since_ns = _not_before(reads, read)
+            if shared and together_ns is None:
+                together_ns = max(_TOGETHER_NS, _TOGETHER_SHARE * _usual_wait_ns(reads))
+            merged = shared and together_ns is not None and stamp - since_ns > together_ns
+            since = (since_ns - zero_ns) / 1e9 if merged or not reads.kernel else None
+        chunks.append(Chunk((stamp - zero_ns) / 1e9, (read_ns - zero_ns) / 1e9, arrival.tokens, merged, since))
     return tuple(chunks)
 
 
-def _apart(reads: _Reads, read: int) -> bool:
-    """Whether the events of one read may have arrived at noticeably different times."""
+def _not_before(reads: _Reads, read: int) -> int:
+    """When the first bytes of a read may have arrived at the earliest."""
     bound = reads.not_before[read]
-    since = max(bound if isinstance(bound, int) else _woken(*bound), reads.stamps[read - 1] if read else 0)
-    return reads.stamps[read] - since > _TOGETHER_NS
+    return max(bound if isinstance(bound, int) else _woken(*bound), reads.stamps[read - 1] if read else 0)
+
+
+def _usual_wait_ns(reads: _Reads) -> int:
+    """Median time from one read to the next; 0 where there are too few to say."""
+    waits = sorted(after - before for before, after in itertools.pairwise(reads.stamps))
+    return waits[len(waits) // 2] if len(waits) >= 3 else 0
 
 
 def _woken(ran_ns: int, before: bytes, after: bytes) -> int:

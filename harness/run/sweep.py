@@ -12,6 +12,7 @@ import requests
 
 from harness.engines.engine import Engine, Model, Observed, Sampling
 from harness.files import append_line
+from harness.load.capacity import Capacities
 from harness.load.client import Load, Target, run_level
 from harness.load.observe import Observer
 from harness.load.prompts import PromptSet
@@ -46,6 +47,7 @@ class Bench:
     tell: Tell
     stop: threading.Event  # the user said stop
     deadline: float  # when the run must end, by the monotonic clock
+    capacities: Capacities
 
     @property
     def target(self) -> Target:
@@ -184,8 +186,14 @@ def _load(level: PlannedLevel) -> Load:
 def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observer, flushed: bool | None) -> LevelResult:
     """Metrics, then the verdict over them and everything seen around the level."""
     who = metrics.Identity(cell.cell_id, bench.arm.name, bench.launch.name, bench.launch.block, bench.engine.simulated)
-    result = metrics.summarise(trace, who, cell.level.model_dump(), server={**observer.named(), "flushed": flushed})
     death = bench.server.death()
+    result = metrics.summarise(
+        trace,
+        who,
+        cell.level.model_dump(),
+        server={**observer.named(), "flushed": flushed},
+        capacity=bench.capacities.of(trace),
+    )
     observed = Observed(bench.answers, bench.server.log_text(), observer.deltas())
     context = validity.Context(
         cold=bool(bench.arm.workload["cold"]),
@@ -197,8 +205,7 @@ def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observe
         slices=slices.throughput(result, trace.records),
         records=trace.records,
     )
-    judged = validity.judged(result, context)
-    return _with_reasons(judged, [*metrics.client_reasons(judged), *_not_flushed(flushed)])
+    return _with_reasons(validity.judged(result, context), _not_flushed(flushed))
 
 
 def flush(bench: Bench) -> bool | None:

@@ -56,7 +56,8 @@ class Window(Stored):
 class Throughput(Stored):
     """Tokens and requests a second. `output_tok_s` is over the steady window, `*_whole` from first send to last byte.
 
-    `per_request_tok_s` is the mean over requests of output tokens / E2E: the seeds' `per-req`.
+    `per_request_tok_s` is the mean over requests of output tokens / E2E: the seeds' `per-req`. `goodput_requests_s`
+    counts only requests that keep every objective of the level's `goodput`; None where the level has none.
     """
 
     output_tok_s: float | None
@@ -64,6 +65,7 @@ class Throughput(Stored):
     total_tok_s_whole: float | None = None
     requests_s_whole: float | None = None
     per_request_tok_s: float | None = None
+    goodput_requests_s: float | None = None
 
 
 class LevelResult(Stored):

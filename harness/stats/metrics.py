@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 
 from harness.load.records import LevelTrace, RequestRecord
-from harness.stats.level import MEASUREMENT, LevelResult, Reason, Summary, Throughput, Verdict, Window
+from harness.stats.level import MEASUREMENT, LevelResult, Summary, Throughput, Verdict, Window
 from harness.stats.percentiles import bounded, supports
-
-# A level's client is the limit above this share of the capacity that its calibration found.
-_CAPACITY_SHARE = 0.70
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +37,16 @@ def summarise(
     level: Mapping[str, Any],
     *,
     server: Mapping[str, Any] | None = None,
-    capacity_chunks_s: float | None = None,
+    capacity: tuple[float | None, str] | None = None,
 ) -> LevelResult:
     """Everything `level.json` says about one level, with a verdict still to be judged.
 
     Args:
         trace: what `load.client.run_level` brought back.
         identity: the cell.
-        level: the level as planned: mode, concurrency, requests ...
+        level: the level as planned: mode, concurrency, requests, `goodput` (objectives by name) ...
         server: counter deltas and what follows from them.
-        capacity_chunks_s: what this client can read here, from `load.capacity`.
+        capacity: chunks a second that this client can read here, and how that is known, from `load.capacity`.
 
     Returns:
         The result; its verdict is `valid`, or `not run` without a measured request, until `stats.validity` judges it.
@@ -75,9 +72,9 @@ def summarise(
         cached_tokens=_total(record.cached_tokens for record in good),
         counter=_counter(good),
         window=window,
-        throughput=throughput(trace.records, window),
+        throughput=_throughput(trace, window, level.get("goodput") or {}),
         metrics=request_metrics(measured),
-        client=client_facts(trace, window, capacity_chunks_s),
+        client=client_facts(trace, window, capacity),
         server=dict(server or {}),
         verdict=Verdict(state="valid" if measured else "not run"),
     )
@@ -138,6 +135,13 @@ def token_gaps(record: RequestRecord) -> list[float]:
     return gaps
 
 
+def send_skew(record: RequestRecord) -> float | None:
+    """How late an open loop's request left, `s - due`, apart from what it waited for a cap; None in a closed loop."""
+    if record.scheduled_s is None:
+        return None
+    return record.sent_s - record.scheduled_s - (record.queued_s or 0.0)
+
+
 def meets(record: RequestRecord, objectives: Mapping[str, float]) -> bool:
     """Whether a good request keeps every objective: seconds by `ttft_s`, `tpot_s`, `e2e_s` (goodput's unit)."""
     measured: dict[str, Callable[[RequestRecord], float | None]] = {"ttft_s": ttft, "tpot_s": tpot, "e2e_s": e2e}
@@ -150,6 +154,11 @@ def goodput(trace: LevelTrace, objectives: Mapping[str, float]) -> float | None:
     measured = [record for record in trace.records if record.phase == "measure"]
     span = _span(measured)
     return sum(meets(record, objectives) for record in measured) / span if span else None
+
+
+def _throughput(trace: LevelTrace, window: Window, objectives: Mapping[str, float]) -> Throughput:
+    rates = throughput(trace.records, window)
+    return rates.model_copy(update={"goodput_requests_s": goodput(trace, objectives)}) if objectives else rates
 
 
 # A level
@@ -167,7 +176,7 @@ def request_metrics(records: Sequence[RequestRecord]) -> dict[str, Summary]:
         "e2e_s": _known(e2e(record) for record in good),
         "queued_s": _known(record.queued_s for record in good),
         "connect_s": _known(record.connect_s for record in records),
-        "send_skew_s": [record.sent_s - record.scheduled_s for record in records if record.scheduled_s is not None],
+        "send_skew_s": _known(send_skew(record) for record in records),
     }
     return {name: summary(values) for name, values in samples.items() if values}
 
@@ -263,16 +272,20 @@ def mean_in_flight(steps: Sequence[tuple[float, int]], start_s: float, end_s: fl
     return (area + count * (end_s - last)) / (end_s - start_s)
 
 
-def client_facts(trace: LevelTrace, window: Window, capacity_chunks_s: float | None = None) -> dict[str, Any]:
-    """What the client says of itself: lag (kernel stamp to read), CPU, merged reads, in-flight, its own capacity.
+def client_facts(trace: LevelTrace, window: Window, capacity: tuple[float | None, str] | None = None) -> dict[str, Any]:
+    """What the client says of itself: lag, CPU, merged reads, in-flight, its own capacity.
 
-    Send skew and queueing are among the metrics.
+    Lag is from the kernel's stamp to the read; without kernel stamps it is the most it can have been: from when a
+    chunk may have arrived at the earliest to the read. Send skew and queueing are among the metrics.
     """
     client, steps = trace.client, trace.in_flight()
     chunks = [chunk for record in trace.records for chunk in record.chunks]
-    lag = np.asarray([chunk.read_s - chunk.at_s for chunk in chunks]) if client.kernel_stamps and chunks else None
+    known = client.kernel_stamps
+    lags = [chunk.read_s - (chunk.at_s if known or chunk.since_s is None else chunk.since_s) for chunk in chunks]
+    lag = np.asarray(lags) if lags else None
     rate = len(chunks) / client.wall_s if client.wall_s else None
     bounds = (window.start_s, window.end_s)
+    can, how = capacity or (None, None)
     return {
         "processes": client.processes,
         "cpus": list(client.cpus),
@@ -285,8 +298,9 @@ def client_facts(trace: LevelTrace, window: Window, capacity_chunks_s: float | N
         "merged_share": sum(chunk.merged for chunk in chunks) / len(chunks) if chunks else None,
         "reads": client.reads,
         "chunks_s": rate,
-        "capacity_chunks_s": capacity_chunks_s,
-        "capacity_share": rate / capacity_chunks_s if rate and capacity_chunks_s else None,
+        "capacity_chunks_s": can,
+        "capacity_share": rate / can if rate and can else None,
+        "capacity_note": how,
         "peak_in_flight": max((count for _, count in steps), default=0),
         "mean_in_flight": mean_in_flight(steps, *bounds) if None not in bounds else None,  # type: ignore[arg-type]
         "wrapped_requests": client.wrapped,
@@ -294,22 +308,6 @@ def client_facts(trace: LevelTrace, window: Window, capacity_chunks_s: float | N
         "reconnects": client.reconnects,
         "stopped": trace.stopped,
     }
-
-
-def client_reasons(result: LevelResult) -> tuple[Reason, ...]:
-    """Reasons by which the client itself, not the server, may have been the limit or bent the clock."""
-    reasons = []
-    share = result.client.get("capacity_share")
-    if share is not None and share > _CAPACITY_SHARE:
-        message = f"the client read {result.client['chunks_s']:.0f} chunks/s, {share:.0%} of what it can here"
-        reasons.append(Reason(code="client-bound", message=message))
-    step = result.client.get("clock_step_s") or 0.0
-    if abs(step) > 1e-3:
-        message = (
-            f"the wall clock was set by {step * 1e3:.1f} ms during the level; arrival stamps are wall-clock stamps"
-        )
-        reasons.append(Reason(code="clock-step", message=message))
-    return tuple(reasons)
 
 
 def _window(start: float, end: float) -> Window:

@@ -32,9 +32,11 @@ class Limits:
         stalled_below: share of the median slice's throughput below which a slice stood still.
         drift: relative change of throughput from the first to the second half of the steady window.
         lag_share: client lag (p99) as a share of a median request; a closed loop's next request leaves that much late.
-        skew_s: how late requests may leave (p99).
-        client_cpu: busy share of one client process.
+        lag_unstamped_s: client lag (p99) where arrivals carry no kernel stamp, so that it bends them.
+        skew_s: how late requests of an open loop may leave (p99).
+        capacity_share: share of what the client can read here, by its calibration; without one, of its CPU time.
         merged_share: share of chunks whose arrival is known only as an interval.
+        clock_step_s: how far the wall clock, whose stamps arrivals carry, may be set.
     """
 
     failed_share: float = 0.05
@@ -44,9 +46,11 @@ class Limits:
     stalled_below: float = 0.25
     drift: float = 0.05
     lag_share: float = 0.10
+    lag_unstamped_s: float = 0.001
     skew_s: float = 0.050
-    client_cpu: float = 0.90
-    merged_share: float = 0.20
+    capacity_share: float = 0.70
+    merged_share: float = 0.01
+    clock_step_s: float = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,24 +227,46 @@ def _machine(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 
 def _client(result: LevelResult, context: Context) -> Iterator[Finding]:
-    limits, client = context.limits, result.client
-    lag, answer = _number(client, "lag_p99_s"), _median(result, "e2e_s")
-    if result.level.get("mode") != "open" and lag and answer and lag > limits.lag_share * answer:
+    yield from _lag(result, context.limits)
+    yield from _busy(result, context.limits)
+    skew = result.metrics.get("send_skew_s")
+    late = (skew.p99 if skew.p99 is not None else skew.maximum) if skew else None
+    if late is not None and late > context.limits.skew_s:
+        yield Finding("suspect", "client-bound", f"requests left {late * 1e3:.0f} ms late, so the schedule was missed")
+    merged = _number(result.client, "merged_share")
+    if merged is not None and merged > context.limits.merged_share:
+        message = f"{merged:.1%} of the chunks shared a read, so their arrival is known only as an interval"
+        yield Finding("suspect", "merged-reads", message)
+    step = abs(_number(result.client, "clock_step_s") or 0.0)
+    if step > context.limits.clock_step_s:
+        message = f"the wall clock, whose stamps arrivals carry, was set by {step * 1e3:.1f} ms during the level"
+        yield Finding("suspect", "clock-step", message)
+
+
+def _lag(result: LevelResult, limits: Limits) -> Iterator[Finding]:
+    """Late reads: they bend arrivals that have no kernel stamp, and delay a closed loop's next request."""
+    lag, answer = _number(result.client, "lag_p99_s"), _median(result, "e2e_s")
+    if not lag:
+        return
+    if result.client.get("kernel_stamps") is False and lag > limits.lag_unstamped_s:
+        message = f"arrivals have no kernel stamp and were read up to {lag * 1e3:.1f} ms late (p99)"
+        yield Finding("suspect", "client-bound", message)
+    elif result.level.get("mode") != "open" and answer and lag > limits.lag_share * answer:
         message = (
             f"the client read {lag * 1e3:.1f} ms late (p99), {lag / answer:.0%} of a request: slots wait that long"
         )
         yield Finding("suspect", "client-bound", message)
-    busy = _number(client, "cpu_share")
-    if busy is not None and busy > limits.client_cpu:
-        yield Finding("suspect", "client-bound", f"a client process was busy {busy:.0%} of the time")
-    skew = result.metrics.get("send_skew_s")
-    late = (skew.p99 if skew.p99 is not None else skew.maximum) if skew else None
-    if late is not None and late > limits.skew_s:
-        yield Finding("suspect", "client-bound", f"requests left {late * 1e3:.0f} ms late")
-    merged = _number(client, "merged_share")
-    if merged is not None and merged > limits.merged_share:
-        message = f"{merged:.0%} of the chunks shared a read, so their arrival is known only as an interval"
-        yield Finding("suspect", "merged-reads", message)
+
+
+def _busy(result: LevelResult, limits: Limits) -> Iterator[Finding]:
+    """A client near what it can do: by its calibration, or by its CPU time, which says the same less exactly."""
+    share, busy = _number(result.client, "capacity_share"), _number(result.client, "cpu_share")
+    if share is not None and share > limits.capacity_share:
+        rate = _number(result.client, "chunks_s") or 0.0
+        message = f"the client read {rate:.0f} chunks/s, {share:.0%} of what it can here"
+        yield Finding("suspect", "client-bound", message)
+    elif busy is not None and busy > limits.capacity_share:
+        yield Finding("suspect", "client-bound", f"the client's processes were busy {busy:.0%} of the time")
 
 
 def _counts(result: LevelResult, context: Context) -> Iterator[Finding]:

@@ -1,19 +1,72 @@
 """The calibration reads real streams of its own source, and says what a chunk costs here."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.load import capacity
+from harness.load.records import Chunk, ClientFacts, LevelTrace, RequestRecord
+
+
+def level(chunks, wall_s, processes=1):
+    made = tuple(Chunk(at / chunks, at / chunks) for at in range(chunks))
+    one = RequestRecord(0, 0, "measure", "p", 0.0, 1.0, True, chunks=made)
+    facts = ClientFacts(processes, cpu_s=0.1, wall_s=wall_s, kernel_stamps=True, reads=chunks, parse_s=0.0)
+    return LevelTrace((one,), facts, 0.0, "closed", 6)
 
 
 def test_a_calibration_says_what_a_chunk_costs_and_how_many_that_makes():
     found = capacity.calibrate(8, 400.0, seconds=0.5)
-    assert found.chunks_s == pytest.approx(found.processes / found.cpu_per_chunk_s)
+    assert found.chunks_s == pytest.approx(1 / found.cpu_per_chunk_s)
     assert 0 < found.cpu_per_chunk_s < 0.01
     # 8 streams of 25 chunks each, 20 ms apart: never faster than planned, and the wall includes the first token's wait.
     assert 0 < found.rate_tried <= 8 / 0.020 * 25 / 24
     assert found.lag_p99_s >= 0
 
 
+def test_several_processes_read_as_often_as_one_does():
+    found = capacity.calibrate(9, 400.0, processes=3, seconds=0.2)
+    assert found.chunks_s == pytest.approx(3 / found.cpu_per_chunk_s)
+    assert found.rate_tried <= 400 * 1.2  # one process: 3 streams of 27 chunks
+
+
 def test_a_rate_that_the_source_cannot_send_is_tried_as_far_as_it_can():
     found = capacity.calibrate(40, 1e6, seconds=0.2)
     assert found.rate_tried <= 15_000 * 1.5
+
+
+def test_a_level_with_few_chunks_or_that_was_short_is_not_worth_a_calibration():
+    never = capacity.Capacities(seconds=2.0)
+    assert never.of(level(2997, 3.0)) == (None, "not calibrated: 999 chunks/s are few for any client")
+    assert never.of(level(3000, 1.9)) == (None, "not calibrated: the level was over in 1.9 s")
+
+
+def test_a_run_calibrates_once_for_each_number_of_processes(monkeypatch):
+    made = []
+    real = capacity.calibrate
+
+    def counted(concurrency, **more):
+        made.append((concurrency, more["processes"]))
+        return real(concurrency, **more)
+
+    monkeypatch.setattr(capacity, "calibrate", counted)
+    capacities = capacity.Capacities(seconds=0.2)
+    first = capacities.of(level(3000, 1.0))
+    assert first[0] > 0
+    assert first[1].startswith("calibrated: ")
+    assert capacities.of(level(9000, 1.0)) == first
+    two = level(3000, 1.0, processes=2)
+    assert capacities.of(two) != first
+    assert capacities.of(replace(two, concurrency=None))[0] > 0
+    assert made == [(6, 1), (6, 2)]
+
+
+def test_a_calibration_that_fails_costs_the_figure_and_not_the_run(monkeypatch):
+    monkeypatch.setattr(capacity, "_read_source", lambda streams, gap_s, tokens: failed())
+    found, said = capacity.Capacities(seconds=0.1).of(level(3000, 1.0))
+    assert (found, said) == (None, "not calibrated: the client's calibration lost 1 of 1 loopback streams")
+
+
+def failed():
+    trace = level(10, 1.0)
+    return replace(trace, records=(replace(trace.records[0], ok=False),))

@@ -125,14 +125,36 @@ def test_goodput_counts_requests_that_keep_every_objective():
     assert metrics.goodput(trace(*records), {"ttft_s": 0.5, "e2e_s": 0.5}) == 0.0
 
 
-def test_a_client_near_its_capacity_or_on_a_clock_that_was_set_gives_reasons():
+def test_goodput_stands_in_a_level_that_has_objectives():
+    level = trace(record(0, 0.0, [(0.2, 1), (1.0, 1)]), record(1, 1.0, [(1.9, 1), (2.0, 1)]))
+    plan = {"mode": "closed", "concurrency": 1}
+    identity = metrics.Identity("c", "a", "l")
+    assert metrics.summarise(level, identity, plan).throughput.goodput_requests_s is None
+    asked = metrics.summarise(level, identity, {**plan, "goodput": {"ttft_s": 0.5}})
+    assert asked.throughput.goodput_requests_s == pytest.approx(1 / 2)  # TTFT 0.2 and 0.9, in two seconds
+
+
+def test_the_share_of_a_calibrated_capacity_is_worked_out():
     level = trace(record(0, 0.0, [(1.0, 1), (2.0, 1)]))
-    identity, plan = metrics.Identity("c", "a", "l"), {"mode": "closed", "concurrency": 1}
-    assert metrics.client_reasons(metrics.summarise(level, identity, plan, capacity_chunks_s=1000)) == ()
-    near = metrics.summarise(level, identity, plan, capacity_chunks_s=0.25)  # 2 chunks in 10 s: 0.2 a second
-    assert [reason.code for reason in metrics.client_reasons(near)] == ["client-bound"]
-    moved = metrics.summarise(replace(level, client=replace(CLIENT, clock_step_s=0.2)), identity, plan)
-    assert [reason.code for reason in metrics.client_reasons(moved)] == ["clock-step"]
+    plan = {"mode": "closed", "concurrency": 1}
+    found = metrics.summarise(level, metrics.Identity("c", "a", "l"), plan, capacity=(0.25, "calibrated"))
+    assert found.client["capacity_share"] == pytest.approx(0.2 / 0.25)  # 2 chunks in 10 s: 0.2 a second
+
+
+def test_lag_without_kernel_stamps_is_the_most_it_can_have_been():
+    """Read at 1.001 and 2.003; they cannot have come before 0.999 and 1.999: at most 2 and 4 ms late."""
+    chunks = (Chunk(1.001, 1.001, 1, since_s=0.999), Chunk(2.003, 2.003, 1, since_s=1.999))
+    level = replace(trace(replace(record(), chunks=chunks)), client=replace(CLIENT, kernel_stamps=False))
+    facts = metrics.client_facts(level, Window(start_s=None, end_s=None))
+    assert facts["lag_p50_s"] == pytest.approx(0.003)
+    assert facts["lag_p99_s"] == pytest.approx(0.00398)  # numpy's linear interpolation between 2 and 4
+
+
+def test_waiting_for_a_cap_is_no_skew():
+    """Due at 1.0; waited 0.4 s for a free slot, then left 2 ms later."""
+    waited = replace(record(sent=1.402, chunks=[(2.0, 1)]), scheduled_s=1.0, queued_s=0.4)
+    assert metrics.send_skew(waited) == pytest.approx(0.002)
+    assert metrics.send_skew(record()) is None
 
 
 def test_a_recorded_run_recomputed_from_its_json_lines_agrees():

@@ -1,6 +1,8 @@
 """Every trap a stream may hold gives the record it should, however the network cuts it up."""
 
+import dataclasses
 import itertools
+import json
 import struct
 
 import pytest
@@ -162,6 +164,36 @@ def test_events_that_woke_the_client_are_a_burst_unless_it_had_to_wait_for_a_cor
     assert one_read_of_two(not_before=(ran, b"5 100000 7", b"6 1000000 8")) == [False, True, False]
 
 
+def steady(waits_ms, last_bound_ms):
+    """A stream whose events come singly after these waits, and then two in one read, 10 ms after the last."""
+    frames = [b"%x\r\n%b\r\n" % (len(each), each) for each in sse(*(chat("x") for _ in waits_ms), chat("y"), chat("z"))]
+    at = [ZERO + STEP * sum(waits_ms[: n + 1]) for n in range(len(waits_ms))]
+    entries = [((frame, stamp(ns), 0, None), ns + 1000, 0) for frame, ns in zip(frames, at, strict=False)]
+    entries[0] = ((STREAM + frames[0], *entries[0][0][1:]), *entries[0][1:])
+    end = at[-1] + 10 * STEP
+    entries.append(((frames[-2] + frames[-1], stamp(end), 0, None), end + 1000, end - round(last_bound_ms * STEP)))
+    told = {"sent": ZERO, "end": 0, "scheduled": None, "queued": None, "connect": None, "retried": 0}
+    raw = Raw(0, 0, {**told, "reason": "stopped", "detail": None}, entries)
+    return understand(raw, Prepared("p", "/x", b"{}"), Frame(ZERO, "measure")).chunks
+
+
+def test_events_closer_than_a_quarter_of_the_usual_wait_are_one_burst_of_the_server():
+    """A step takes 10 ms: two events within 2.4 ms are of one step, within 2.6 ms perhaps not; the bound is kept."""
+    burst = steady([5, 10, 10, 10], 2.4)
+    assert [chunk.merged for chunk in burst] == [False] * 6
+    apart = steady([5, 10, 10, 10], 2.6)
+    assert [chunk.merged for chunk in apart] == [False] * 4 + [True, False]
+    assert apart[4].since_s == pytest.approx(0.045 - 0.0026)
+    assert [chunk.since_s for chunk in apart if not chunk.merged] == [None] * 5
+
+
+def test_a_bound_survives_being_stored():
+    found = steady([5, 10, 10, 10], 2.6)
+    one = record([plain(chat("a", "stop"), "[DONE]")])
+    stored = type(one).from_json(json.loads(dataclasses.replace(one, chunks=found).to_line()))
+    assert stored.chunks == found
+
+
 def test_events_in_one_http_chunk_were_written_together():
     found = record([STREAM, chunked(b"".join(sse(chat("a"), chat("b"), chat("c", "stop"))))])
     assert [chunk.merged for chunk in found.chunks] == [False, False, False]
@@ -169,7 +201,7 @@ def test_events_in_one_http_chunk_were_written_together():
 
 
 def test_without_kernel_stamps_the_read_time_stands_in_and_the_record_says_so():
-    reads = [((plain(chat("a", "stop"), "[DONE]"), [], 0, None), ZERO + STEP, 0)]
+    reads = [((plain(chat("a", "stop"), "[DONE]"), [], 0, None), ZERO + STEP, ZERO + STEP - 70_000)]
     told = {
         "sent": ZERO,
         "end": 0,
@@ -183,6 +215,7 @@ def test_without_kernel_stamps_the_read_time_stands_in_and_the_record_says_so():
     found = understand(Raw(0, 0, told, reads), Prepared("p", "/x", b"{}"), Frame(ZERO, "measure"))
     assert not found.kernel_stamps
     assert found.chunks[0].at_s == found.chunks[0].read_s == pytest.approx(0.001)
+    assert found.chunks[0].since_s == pytest.approx(0.00093)
 
 
 def test_a_tokenizer_counts_the_whole_text_where_the_server_does_not_and_is_named():

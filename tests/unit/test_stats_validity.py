@@ -180,21 +180,42 @@ def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
             Context(),
             "suspect",
             "client-bound",
-            "a client process was busy 97% of the time",
+            "the client's processes were busy 97% of the time",
+        ),
+        (
+            level(client={"chunks_s": 36000.0, "capacity_share": 0.72, "cpu_share": 0.9}),
+            Context(),
+            "suspect",
+            "client-bound",
+            "the client read 36000 chunks/s, 72% of what it can here",
+        ),
+        (
+            level(client={"lag_p99_s": 0.0013, "kernel_stamps": False}, metrics={"e2e_s": Summary(n=30, p50=3.0)}),
+            Context(),
+            "suspect",
+            "client-bound",
+            "arrivals have no kernel stamp and were read up to 1.3 ms late (p99)",
+        ),
+        (
+            level(client={"clock_step_s": -0.2}),
+            Context(),
+            "suspect",
+            "clock-step",
+            "the wall clock, whose stamps arrivals carry, was set by 200.0 ms during the level",
         ),
         (
             level(metrics={"send_skew_s": Summary(n=900, p99=0.08)}),
             Context(),
             "suspect",
             "client-bound",
-            "requests left 80 ms late",
+            "requests left 80 ms late, so the schedule was missed",
         ),
         (
-            level(client={"merged_share": 0.5}),
+            level(client={"merged_share": 0.011}),
             Context(),
             "suspect",
             "merged-reads",
-            "50% of the chunks shared a read, so their arrival is known only as an interval",
+            "1.1% of the chunks shared a read, so their arrival is known only as an interval",
         ),
         (
             level(),
@@ -222,6 +243,20 @@ def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
 def test_each_fault_is_named_with_its_numbers(result, context, state, code, message):
     verdict = judge(result, context)
     assert (verdict.state, [(r.code, r.message) for r in verdict.reasons]) == (state, [(code, message)])
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"merged_share": 0.01},
+        {"lag_p99_s": 0.0013, "kernel_stamps": True},  # a stamp does not care when it is read
+        {"lag_p99_s": 0.001, "kernel_stamps": False},
+        {"capacity_share": 0.70, "cpu_share": 0.70},
+        {"clock_step_s": 0.001},
+    ],
+)
+def test_a_client_at_its_limits_is_within_them(client):
+    assert judge(level(client=client, metrics={"e2e_s": Summary(n=30, p50=3.0)}), Context()).state == "valid"
 
 
 def test_nothing_sent_is_not_run():

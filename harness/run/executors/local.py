@@ -16,6 +16,7 @@ from harness.env import build, guard, lock, places
 from harness.errors import HarnessError, InputError, LockError, ServerError
 from harness.files import sha256_file
 from harness.load import prompts
+from harness.load.capacity import Capacities
 from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import launch as launching
@@ -38,6 +39,7 @@ class Job:
     tell: Tell
     stop: threading.Event  # the user said stop
     deadline: float = math.inf  # when the run must end, by the monotonic clock
+    capacities: Capacities = field(default_factory=Capacities)  # of the load client, found out as levels need them
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
             job.tell,
             job.stop,
             job.deadline,
+            job.capacities,
         )
         sweep.warm_up(bench)
         for index, cell in enumerate(cells):
