@@ -185,10 +185,8 @@ def _earlier(arguments: argparse.Namespace, plan: "Plan") -> "list[Run]":
 
 
 def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
-    """The newest run of this very plan that is not whole, to go on in."""
-    from harness.run.resume import whole
-
-    return next((run for run in earlier if run.plan().digest == plan.digest and not whole(run)), None)
+    """The newest run of this very plan, to go on in; where it is whole, all of it is reused."""
+    return next((run for run in earlier if run.plan().digest == plan.digest), None)
 
 
 def _plan_view(plan: "Plan", found: "list[CellFate]") -> "RenderableType":

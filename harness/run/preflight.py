@@ -20,6 +20,7 @@ _STRANGER_BYTES = 512 << 20  # GPU memory that a driver and a display may use
 _LOG_BYTES = 1 << 30  # what a run's folder may grow to unless we know better
 _SHARED_BYTES = 1 << 30  # /dev/shm for several ranks
 _LOOK_S = 2.0
+_REAPING_S = 20.0  # longer than a reaper gives a server, once politely and once firmly
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,13 @@ def _port(need: Need) -> Iterator[Trouble]:
 
 
 def _leftovers(_: Need) -> Iterator[Trouble]:
-    for left in supervise.leftovers():
+    """What is left of a killed harness for good: a reaper that is at its work just now gets the time it needs."""
+    until = time.monotonic() + _REAPING_S
+    found = supervise.leftovers()
+    while any(left.reaped for left in found) and time.monotonic() < until:
+        time.sleep(0.25)
+        found = supervise.leftovers()
+    for left in found:
         names = "; ".join(map(str, left.members))
         yield Trouble("an earlier run", f"`{left.launch}` left {names}", "`harness clean` ends exactly these")
 

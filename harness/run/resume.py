@@ -45,14 +45,6 @@ def fates(plan: Plan, earlier: Sequence[Run]) -> list[CellFate]:
     return found
 
 
-def whole(run: Run) -> bool:
-    """Whether a run ended and every cell of its plan counts."""
-    if run.state()["state"] != "done":
-        return False
-    known = (run.level(launch.name, cell.level.name) for launch, cell in run.plan().cells())
-    return all(result is not None and result.verdict.state in _COUNT for result in known)
-
-
 def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusable) -> LevelResult:
     """Bring a finished cell of another run into this one; it keeps saying where it was measured."""
     result = source.run.level(source.launch, source.level)

@@ -103,7 +103,8 @@ def _recorded(run: Run, sources: Sequence[Run]) -> Iterator[None]:
     here = machine.collect()
     refuse_other_hardware(here, sources)
     run.write_facts({"before": here})
-    run.write_state("running", started=now())
+    run.write_state("running", started=run.state().get("started") or now())
+    (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew
     try:
         yield
     except HarnessError as error:

@@ -378,12 +378,13 @@ def start(
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What is alive of a launch whose harness is gone."""
+    """What is alive of a launch whose harness is gone. `reaped`: its reaper still lives, and is about to end it."""
 
     mark: str
     members: tuple[Holder, ...]
     identities: tuple[reaper.Seen, ...]
     log: str | None = None
+    reaped: bool = False
 
     @property
     def launch(self) -> str:
@@ -400,6 +401,7 @@ def leftovers() -> list[Leftover]:
     table = reaper.scan()
     groups: dict[str, set[int]] = {}
     logs: dict[str, str] = {}
+    reapers: dict[str, int] = {}
     for pid in table:
         if mark := reaper.mark_of(pid):
             groups.setdefault(mark, set()).add(pid)
@@ -408,7 +410,7 @@ def leftovers() -> list[Leftover]:
         alive = {pid for pid, start in _members(roster) if pid in table and table[pid].start == start}
         if alive:
             groups.setdefault(roster["mark"], set()).update(alive)
-            logs[roster["mark"]] = roster["log"]
+            logs[roster["mark"]], reapers[roster["mark"]] = roster["log"], roster["reaper"][0]
         elif roster and not _owner_lives(roster["mark"], table):
             path.unlink(missing_ok=True)
     spared = _lineage(table)
@@ -420,7 +422,8 @@ def leftovers() -> list[Leftover]:
         seen = [table[pid] for pid in sorted(everyone) if table[pid].alive]
         holders = [holder for one in seen if (holder := ports.describe(one.pid))]
         if holders:
-            found.append(Leftover(mark, tuple(holders), tuple(seen), logs.get(mark)))
+            reaped = any(one.pid == reapers.get(mark) for one in seen)
+            found.append(Leftover(mark, tuple(holders), tuple(seen), logs.get(mark), reaped))
     return found
 
 

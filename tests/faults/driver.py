@@ -10,6 +10,7 @@ The plan knows nothing of it, so that a run that was disturbed and one that was 
     full:FILE                the disk is full for files of that name
     torn:requests            killed half-way through a line
     clock:SECONDS            the wall clock jumps in the middle of a level
+    kill-server:level        SIGKILL to the first server, from outside
     squat                    a stranger takes the server's port between choice and use, at every try
 
 Phases: plan, launch, warm-up, level, level-done, teardown, answer.
@@ -153,12 +154,26 @@ def step_clock(seconds: float) -> None:
 
 
 def squat() -> None:
-    def take(self: simulated.Simulated, server: Server, command: Any = simulated.Simulated.command) -> Command:
-        subprocess.Popen([sys.executable, str(UNRULY), "--listen", str(server.port), "--lives", "60"], stdout=2)
-        time.sleep(0.5)
-        return command(self, server)
+    start = supervise.start
 
-    simulated.Simulated.command = take
+    def taken(command: Command, *, listens_on: list[int], **more: Any) -> supervise.Process:
+        subprocess.Popen([sys.executable, str(UNRULY), "--listen", str(listens_on[0]), "--lives", "60"], stdout=2)
+        time.sleep(0.5)
+        return start(command, listens_on=listens_on, **more)
+
+    supervise.start = taken
+
+
+def kill_server() -> None:
+    """SIGKILL to the first server, from outside."""
+    start, started = supervise.start, []
+
+    def noted(*arguments: Any, **more: Any) -> supervise.Process:
+        started.append(start(*arguments, **more))
+        return started[-1]
+
+    supervise.start = noted
+    in_phase("level", lambda: os.kill(started[0].pid, signal.SIGKILL))
 
 
 def break_something(word: str) -> None:
@@ -180,7 +195,7 @@ def break_something(word: str) -> None:
     elif kind == "clock":
         step_clock(float(what))
     else:
-        {"torn": tear_line, "squat": squat}[kind]()
+        {"torn": tear_line, "squat": squat, "kill-server": kill_server}[kind]()
 
 
 if __name__ == "__main__":

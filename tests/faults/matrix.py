@@ -13,7 +13,7 @@ class Case:
 
     `breaks` are words for `driver.py`. `exit` is the exit code, 137 for a harness that was killed. `says` must be found
     in what the user sees. `changes` are laid over the recipe. `whole` says that the run needs no resuming, `marked`
-    that its numbers stand, but as suspect ones.
+    that its numbers stand, but as suspect ones; `real` that the server is llama.cpp, not the simulated one.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
     whole: bool = False
     marked: bool = False
+    real: bool = False
 
 
 LATER = "argument:fault-from=6"  # past the proof of readiness, the warm-up and the first level's first requests
@@ -40,6 +41,7 @@ def cases() -> Iterator[Case]:
     yield from stubborn()
     yield from machine()
     yield from policies()
+    yield from real()
 
 
 def starts() -> Iterator[Case]:
@@ -222,7 +224,7 @@ def answers() -> Iterator[Case]:
     yield odd(
         "early-stop", "half of the tokens, finish_reason stop", "early-stop", "suspect: .* another length than 10"
     )
-    yield odd("cached", "prompt tokens come from a cache", "warm-cache=64", "suspect: .*cache")
+    yield wrong("cached", "prompt tokens come from a cache", "warm-cache=64", "prompt tokens came from the cache")
     yield odd("wrong-usage", "usage counts 7 tokens too many", "wrong-usage", "suspect: the server's metrics count .*")
 
 
@@ -349,6 +351,39 @@ def policies() -> Iterator[Case]:
     )
 
 
+def real() -> Iterator[Case]:
+    """The same on a real server: llama.cpp with a tiny random model."""
+    group = "llama.cpp"
+    yield Case("real-killed-in-level", "the harness is killed in a level", ("kill:level",), 137, "", group, real=True)
+    yield Case(
+        "real-interrupted-in-level",
+        "Ctrl-C in a level",
+        ("interrupt:level",),
+        130,
+        "hint: go on with `--resume`",
+        group,
+        real=True,
+    )
+    yield Case(
+        "real-server-killed",
+        "SIGKILL to the server in the second level",
+        ("kill-server:level",),
+        5,
+        "died in `01-plain` at c2: .*SIGKILL",
+        group,
+        real=True,
+    )
+    yield Case(
+        "real-port-lost",
+        "a stranger takes the port between choice and use, three times",
+        ("squat",),
+        5,
+        "did not start: port in use",
+        group,
+        real=True,
+    )
+
+
 CASES = list(cases())
 # One or two of a kind: these run with every other test, all of them in `nox -s faults`.
 SAMPLE = {
@@ -364,6 +399,7 @@ SAMPLE = {
     "setsid-child",
     "disk-full-level",
     "relaunch",
+    "real-killed-in-level",
 }
 
 
