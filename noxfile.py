@@ -48,6 +48,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def real(session: nox.Session) -> None:
+    """The slow lane: SGLang and vLLM themselves on a CPU, and audits of the real kernel wheels."""
+    install(session, "tests")
+    session.run("python", "-m", "pytest", "-m", "real", "tests/real", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, as linter and formatter."""
     session.install(*PYPROJECT["dependency-groups"]["lint"])
