@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,6 +34,11 @@ def register(verbs: Verbs) -> None:
     bench.add_argument("--dialect", choices=_DIALECTS, default="chat", help="how to ask (default: chat)")
     bench.add_argument("--stop-early", action="store_true", help="let answers end by themselves (no ignore_eos)")
     bench.add_argument("--warmup", type=int, default=0, metavar="N", help="unmeasured requests first (default: 0)")
+    bench.add_argument(
+        "--goodput", nargs="+", metavar="NAME:MS", help="count requests that keep these: ttft:500 tpot:50 e2e:20000"
+    )
+    bench.add_argument("--ca-file", type=Path, metavar="FILE", help="https: certificate of the server's authority")
+    bench.add_argument("--insecure", action="store_true", help="https: believe any certificate")
     bench.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     bench.add_argument("--name", help="name of the run folder (default: time, recipe and plan)")
     bench.set_defaults(run=run_bench)
@@ -76,8 +82,8 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
         faults.append(Fault(f"`{arguments.url}` has no valid port"))
     if where.scheme not in {"http", "https"} or not where.hostname:
         faults.append(Fault(f"`{arguments.url}` is not a URL of a server", hint="like http://127.0.0.1:8000"))
-    if where.scheme == "https":
-        faults.append(Fault(f"`{arguments.url}` is encrypted", hint="a sweep needs the server's plain http address"))
+    if (arguments.ca_file or arguments.insecure) and where.scheme != "https":
+        faults.append(Fault("--ca-file and --insecure are for https", hint=f"`{arguments.url}` is not encrypted"))
     if where.path not in {"", "/"}:
         hint = "give the server's address alone; --dialect says which path is asked"
         faults.append(Fault(f"`{arguments.url}` has a path", hint=hint))
@@ -91,7 +97,7 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "recipe": f"bench-{where.hostname}-{port or where.scheme}".replace(":", "-"),
         "question": f"What does the server at {arguments.url} do?",
-        "server": {"engine": "attach", "url": f"{where.scheme}://{where.netloc}"},
+        "server": {"engine": "attach", "url": f"{where.scheme}://{where.netloc}", **_trust(arguments)},
         "workload": {
             "prompts": _prompts(arguments.prompts),
             "max_tokens": arguments.max_tokens,
@@ -106,6 +112,12 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _trust(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.ca_file:
+        return {"ca_file": str(arguments.ca_file.resolve())}
+    return {"insecure": True} if arguments.insecure else {}
+
+
 def _sweep(arguments: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
     if arguments.rate and arguments.concurrency:
         faults.append(Fault("--rate and --concurrency exclude each other"))
@@ -118,7 +130,22 @@ def _sweep(arguments: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]
         sweep["requests"] = arguments.requests
     if arguments.duration is not None:
         sweep["duration_s"] = arguments.duration
+    if arguments.goodput:
+        sweep["goodput"] = _objectives(arguments.goodput, faults)
     return sweep
+
+
+def _objectives(words: Sequence[str], faults: list[Fault]) -> dict[str, float]:
+    """`ttft:500` in milliseconds, as peers write it, to `ttft_s: 0.5`."""
+    objectives = {}
+    for word in words:
+        name, _, text = word.partition(":")
+        if name not in {"ttft", "tpot", "e2e"}:
+            faults.append(Fault(f"--goodput: `{word}` names no objective", hint="ttft, tpot or e2e, as in ttft:500"))
+            continue
+        (milliseconds,) = _numbers("--goodput", text, float, faults)
+        objectives[f"{name}_s"] = milliseconds / 1000
+    return objectives
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float], faults: list[Fault]) -> list[float]:

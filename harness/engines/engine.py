@@ -20,12 +20,21 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """How an encrypted server is trusted: by the system's authorities, by those in `ca_file`, or without asking."""
+
+    ca_file: str | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """One server as the plan resolved it.
 
     `args` are the engine's own long flag names without dashes, in the recipe's order; True is a bare flag, None and
     False leave it out, a list repeats or joins as the engine wants. `python` is the interpreter of the built
-    environment, None for an engine that needs none. `unchecked` goes to the end of the argv as it is.
+    environment, None for an engine that needs none. `unchecked` goes to the end of the argv as it is. `tls` is for one
+    that runs already and is encrypted; those that we start speak plain HTTP.
     """
 
     engine: str
@@ -36,6 +45,7 @@ class Server:
     variables: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     unchecked: tuple[str, ...] = ()
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,16 +49,19 @@ class Observer:
     """A context in which a server is watched; afterwards it answers what changed.
 
     `server_metrics.jsonl` and `gpu.jsonl` grow in `folder` a line a second. A server without metrics, or a machine
-    without a GPU, leaves no file and no deltas; what could not be read stands in `faults`.
+    without a GPU, leaves no file and no deltas; what could not be read stands in `faults`. `session`, which is closed
+    at the end, knows how the server is to be reached and trusted.
     """
 
-    def __init__(self, base_url: str, engine: Exposed, *, folder: Path | None = None) -> None:
+    def __init__(
+        self, base_url: str, engine: Exposed, *, folder: Path | None = None, session: requests.Session | None = None
+    ) -> None:
         self._url = base_url.rstrip("/") + engine.metrics_path if engine.metrics_path else None
         self._names: dict[str, str | None] = dataclasses.asdict(engine.counters)
         self._folder = folder
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self._session = requests.Session()
+        self._session = session or requests.Session()
         self._first: Scrape | None = None
         self._last: Scrape | None = None
         self._peaks: dict[str, float] = {}

@@ -29,6 +29,7 @@ def seeds_row(result: LevelResult) -> str:
         f" | throughput: {_fixed(throughput.output_tok_s_whole, 1):>7} tok/s"
         f" | per-req: {_fixed(throughput.per_request_tok_s, 1):>6} tok/s"
         f" | latency avg/p50/p99: {spread}s | ok: {result.ok}/{result.requests}"
+        + ("" if throughput.goodput_requests_s is None else f" | goodput: {throughput.goodput_requests_s:.2f} req/s")
     )
 
 
@@ -72,7 +73,15 @@ def level_row(result: LevelResult) -> tuple[str, ...]:
 
 def levels_table(results: Iterable[LevelResult], title: str) -> "Table":
     """The levels of one launch."""
-    return _table(title, level_header(), [level_row(result) for result in results])
+    return _table(title, *_levels(list(results)))
+
+
+def _levels(results: Sequence[LevelResult]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Header and rows of levels; goodput has a column where any of them has objectives."""
+    if all(result.throughput.goodput_requests_s is None for result in results):
+        return level_header(), [level_row(result) for result in results]
+    rows = [(*level_row(result), _fixed(result.throughput.goodput_requests_s, 2)) for result in results]
+    return (*level_header(), "goodput req/s"), rows
 
 
 def comparison_header(comparison: Comparison) -> tuple[str, ...]:
@@ -125,7 +134,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def levels_markdown(results: Iterable[LevelResult]) -> str:
     """Levels as a Markdown table."""
-    return "\n".join(markdown_table(level_header(), [level_row(result) for result in results]))
+    return "\n".join(markdown_table(*_levels(list(results))))
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

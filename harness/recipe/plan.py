@@ -56,6 +56,7 @@ class PlannedLevel(Stored):
     duration_s: float | None = None
     warmup_requests: int = 0
     drain: bool = False
+    goodput: dict[str, float] | None = None
     request_timeout_s: float
     level_timeout_s: float
 
@@ -108,6 +109,8 @@ class PlannedArm(Stored):
     host: str
     port: int | None = None
     url: str | None = None
+    ca_file: str | None = None
+    insecure: bool = False
     model: PlannedModel | None = None
     workload: dict[str, Any]
     expect: tuple[str, ...] = ()
@@ -254,6 +257,8 @@ def _arm(arm: Arm, expanded: Expanded, found: Found) -> PlannedArm:
         host=server.host,
         port=server.port,
         url=server.url,
+        ca_file=server.ca_file,
+        insecure=server.insecure,
         model=model,
         workload={**setup.workload.model_dump(), "prompts_sha256": found.prompts[setup.workload.prompts].sha256},
         expect=tuple(expanded.recipe.expect.get(arm.name, ())),
@@ -358,7 +363,7 @@ def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, 
         "url": arm.url,
         "model": model,
         "workload": arm.workload,
-        "level": level.model_dump(exclude={"request_timeout_s", "level_timeout_s"}),
+        "level": level.model_dump(exclude={"goodput", "request_timeout_s", "level_timeout_s"}),
         "first_prompt": first,
         "replicate": block,
         "measurement": measurement,
@@ -409,6 +414,7 @@ def planned_level(level: Mapping[str, Any], expanded: Expanded, arm: PlannedArm)
         **level,
         warmup_requests=warm,
         drain=recipe.warmup.drain,
+        goodput=goodput.model_dump(exclude_none=True) if (goodput := recipe.sweep.goodput) else None,
         request_timeout_s=request_s,
         level_timeout_s=level_s,
     )

@@ -39,7 +39,11 @@ class ServerSection(Strict):
     secrets: list[str] = Field(default=[], description="names of variables passed through and never stored")
     host: str = "127.0.0.1"
     port: int | None = Field(default=None, ge=1, le=65535, description="default: a free one")
-    url: str | None = Field(default=None, description="engine `attach`: where the running server is")
+    url: str | None = Field(
+        default=None, pattern=r"^https?://[^/?#]+/?$", description="engine `attach`: where the running server is"
+    )
+    ca_file: str | None = Field(default=None, description="https: certificate of the authority, beside the recipe")
+    insecure: bool = Field(default=False, description="https: believe any certificate")
 
 
 class Workload(Strict):
@@ -64,6 +68,20 @@ class Warmup(Strict):
     drain: bool = Field(default=False, description="end the level's warm-up before measuring")
 
 
+class Objectives(Strict):
+    """What a request must keep to count for goodput."""
+
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("no objective: give `ttft_s`, `tpot_s` or `e2e_s`")
+        return self
+
+
 class Sweep(Strict):
     """The load levels of one launch. Exactly one of `concurrency`, `rate` and `serial` says what a level is."""
 
@@ -73,6 +91,7 @@ class Sweep(Strict):
     requests: Count | None = Field(default=None, description="per level; default max(30, 4*C)")
     duration_s: Seconds | None = None
     burstiness: float = Field(default=1.0, gt=0, description="open loop: 1 is Poisson, larger is more regular")
+    goodput: Objectives | None = Field(default=None, description="objectives; requests that keep them all are counted")
     order: Literal["ascending", "shuffled"] = "ascending"
     stop_when_saturated: bool = Field(
         default=False, description="leave higher levels out once two steps up bought less than 2 % and only raised TTFT"

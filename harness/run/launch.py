@@ -18,6 +18,7 @@ from threading import Event
 from typing import Any, NoReturn
 
 import requests
+import urllib3
 
 from harness.engines import openai
 from harness.engines.engine import Dialect, Engine, Sampling, Server, Signature, StopPolicy
@@ -235,13 +236,17 @@ def control_session(server: Server) -> requests.Session:
     """A session for the control plane. Loopback ignores proxies, whatever the environment says."""
     session = requests.Session()
     session.trust_env = not _is_loopback(server.host)
+    if server.tls is not None:
+        session.verify = server.tls.ca_file or not server.tls.insecure
+        if server.tls.insecure:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # it is what the user asked for
     return session
 
 
 def base_url(server: Server) -> str:
-    """`http://host:port`."""
-    host = asked_host(server)
-    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+    """`http://host:port`, or `https` for an encrypted one."""
+    host, scheme = asked_host(server), "https" if server.tls else "http"
+    return f"{scheme}://[{host}]:{server.port}" if ":" in host else f"{scheme}://{host}:{server.port}"
 
 
 def asked_host(server: Server) -> str:
@@ -299,6 +304,8 @@ class _Asking:
     def _healthy(self, session: requests.Session) -> bool:
         try:
             return session.get(self.url + self.engine.ready_path, timeout=(2.0, _ANSWER_S)).ok
+        except requests.exceptions.SSLError as error:
+            raise _NotOurs("its encryption cannot be trusted", [str(error)], _TRUST) from error
         except requests.RequestException:
             return False
 
@@ -343,6 +350,7 @@ class _Asking:
 
 
 _READ_LOG = "read server.log around this time"
+_TRUST = "name its authority with `ca_file`, or say `insecure`; is it encrypted at all?"
 
 
 class _Start:

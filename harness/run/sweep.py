@@ -52,7 +52,10 @@ class Bench:
     @property
     def target(self) -> Target:
         """Where requests go."""
-        return Target(self.server.host, self.server.port)
+        tls = self.server.server.tls
+        if tls is None:
+            return Target(self.server.host, self.server.port)
+        return Target(self.server.host, self.server.port, tls=True, ca_file=tls.ca_file, insecure=tls.insecure)
 
 
 def warm_up(bench: Bench) -> None:
@@ -86,7 +89,12 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
     ended = threading.Event()
     with (
         _watching(bench, level, ended) as cut,
-        Observer(bench.server.base_url, bench.engine, folder=folder) as observer,
+        Observer(
+            bench.server.base_url,
+            bench.engine,
+            folder=folder,
+            session=launching.control_session(bench.server.server),
+        ) as observer,
     ):
         trace = run_level(
             bench.target,

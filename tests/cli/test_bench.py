@@ -1,13 +1,19 @@
 """`harness bench` as a whole command, against a server whose truth is known."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
+import fakes.tls
 import pytest
+from fakes.scripted import scripted
+from load_streams import ROLE, USAGE, chat, plain
+from servers import serving
 
 from benchmarks.truthd import COMPILER, start
+from harness.engines import simulated
 
 ROW = re.compile(
     r"^C= +(\d+) \| +(\d+) requests \| throughput: +([\d.]+) tok/s \| per-req: +([\d.]+) tok/s"
@@ -24,7 +30,8 @@ def truth():
 
 def bench(folder, *words):
     command = [sys.executable, "-m", "harness", "bench", *map(str, words)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    wide = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_sweep_prints_the_seeds_row_for_each_level_and_leaves_a_run_that_can_be_shown(truth, tmp_path):
@@ -61,3 +68,108 @@ def test_every_fault_of_the_command_line_is_named_at_once(tmp_path):
         "  --requests must be at least 1, got 0",
     ]
     assert not (tmp_path / "runs").exists()
+
+
+def level_of(done):
+    assert done.returncode == 0, done.stderr
+    (level,) = json.loads(done.stdout)["levels"]
+    return level
+
+
+def test_an_encrypted_server_is_measured_by_read_times_and_says_so(truth, tmp_path):
+    folder = fakes.tls.certificate(tmp_path)
+    words = ["-c", "2", "-n", "6", "--max-tokens", "8", "--json"]
+    with scripted(fakes.tls.relay(truth.port), fakes.tls.context(folder)) as port:
+        url = f"https://127.0.0.1:{port}"
+        refused = bench(tmp_path, url, *words)
+        assert refused.returncode == 5
+        assert "its encryption cannot be trusted" in refused.stderr
+        assert "self-signed certificate" in refused.stderr
+        trusted = level_of(bench(tmp_path, url, *words, "--ca-file", "cert.pem"))
+        blind = level_of(bench(tmp_path, url, *words, "--insecure"))
+    for level in (trusted, blind):
+        assert (level["ok"], level["output_tokens"]) == (6, 48)
+        assert level["client"]["kernel_stamps"] is False
+        assert level["client"]["lag_p99_s"] > 0
+
+
+def test_a_server_that_is_recognised_is_watched_by_its_own_counters(tmp_path):
+    """Six requests of 8 tokens: the simulated server's own counter says 48, and the observer knows its name."""
+    with serving(simulated.ENGINE, tmp_path, args={"step-ms": 1, "sequence-ms": 0.1}) as server:
+        level = level_of(bench(tmp_path, f"127.0.0.1:{server.port}", "-c2", "-n6", "--max-tokens=8", "--json"))
+    assert level["simulated"] is True
+    assert level["server"]["generated_tokens"] == 48
+    assert level["server"]["running_max"] <= 2
+
+
+VLLM = """\
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{{model_name="m"}} {made}
+# TYPE vllm:spec_decode_num_drafts counter
+vllm:spec_decode_num_drafts_total{{model_name="m"}} {drafts}
+# TYPE vllm:spec_decode_num_accepted_tokens counter
+vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}
+"""
+
+
+def test_a_server_that_owns_up_to_vllm_is_read_by_vllms_counters(tmp_path):
+    """Each request makes 2 tokens by 1 draft of which 1 was accepted: (4 + 4) / 4 = 2 tokens a step."""
+    made = []
+    answer = plain(ROLE, chat("a"), chat("b", "length"), USAGE % 2, "[DONE]")
+
+    def script(sock, _):
+        while request := read_or_get(sock):
+            if request.startswith(b"POST"):
+                made.append(request)
+                sock.sendall(answer)
+                continue
+            text = json.dumps({"data": [{"id": "m", "owned_by": "vllm"}]})
+            if b" /metrics " in request.partition(b"\r\n")[0]:
+                text = VLLM.format(made=2 * len(made), drafts=len(made), accepted=len(made))
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text.encode())
+
+    with scripted(script) as port:
+        level = level_of(bench(tmp_path, f"127.0.0.1:{port}", "-c1", "-n4", "--max-tokens=2", "--json"))
+    assert level["server"]["generated_tokens"] == 8
+    assert level["server"]["acceptance_length"] == 2.0
+
+
+def read_or_get(sock):
+    """A request with a body, or one that has none and says no length."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        more = sock.recv(1)
+        if not more:
+            return b""
+        head += more
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    body = b""
+    while length and len(body) < int(length[1]):
+        body += sock.recv(1 << 16)
+    return head + body
+
+
+def test_goodput_counts_the_requests_that_keep_every_objective_and_is_printed(truth, tmp_path):
+    words = ["-c", "2", "-n", "6", "--max-tokens", "8", "--name"]
+    all_keep = bench(tmp_path, truth.url, *words, "easy", "--goodput", "ttft:60000", "tpot:60000")
+    none_keep = bench(tmp_path, truth.url, *words, "hard", "--goodput", "e2e:0.001")
+    assert (all_keep.returncode, none_keep.returncode) == (0, 0), all_keep.stderr + none_keep.stderr
+    (path,) = (tmp_path / "runs" / "easy").glob("launches/*/levels/*/level.json")
+    stored = json.loads(path.read_text())
+    assert stored["level"]["goodput"] == {"ttft_s": 60.0, "tpot_s": 60.0}
+    rates = stored["throughput"]
+    assert rates["goodput_requests_s"] == pytest.approx(rates["requests_s_whole"])
+    assert re.search(r"ok: 6/6 \| goodput: [\d.]+ req/s$", all_keep.stdout, re.MULTILINE)
+    assert re.search(r"ok: 6/6 \| goodput: 0.00 req/s$", none_keep.stdout, re.MULTILINE)
+    assert "goodput req/s" in all_keep.stdout
+
+
+def test_objectives_that_make_no_sense_are_named(tmp_path):
+    done = bench(tmp_path, "http://127.0.0.1:1", "--insecure", "--goodput", "ttft:fast", "itl:5")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: 3 faults",
+        "  --ca-file and --insecure are for https (`http://127.0.0.1:1` is not encrypted)",
+        "  --goodput: `fast` is not a number above zero",
+        "  --goodput: `itl:5` names no objective (ttft, tpot or e2e, as in ttft:500)",
+    ]

@@ -7,14 +7,12 @@ clock, handed this chunk and the next one to the kernel.
 import json
 import os
 import resource
-import shutil
 import signal
-import ssl
-import subprocess
 import threading
 from collections import Counter
 from dataclasses import replace
 
+import fakes.tls
 import pytest
 from fakes.scripted import read_request, scripted
 from load_streams import ROLE, STREAM, USAGE, chat, chunked, plain, sse
@@ -371,20 +369,12 @@ def test_a_header_with_a_line_break_is_refused_before_anything_is_sent():
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl here to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    made = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
-    subprocess.run(["openssl", "req", *made, *names], check=True, capture_output=True)
-    return folder
+    return fakes.tls.certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def tls(certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-    return context
+    return fakes.tls.context(certificate)
 
 
 def test_tls_works_and_says_that_its_stamps_are_read_times(tls, certificate):

@@ -196,3 +196,18 @@ def test_a_refined_plan_begins_with_every_second_level_and_grows_by_blocks(tmp_p
 def test_refine_needs_two_arms_and_a_grid(tmp_path: Path) -> None:
     said = message(tmp_path, BASE + "refine: {}\n")
     assert "needs a grid of at least three concurrencies" in said
+
+
+def test_objectives_of_goodput_are_planned_for_every_level_and_change_no_cell(tmp_path: Path) -> None:
+    asked = BASE.replace("[4, 1]", "[4, 1], goodput: {ttft_s: 0.5, tpot_s: 0.05}")
+    made, plain = (plan.make(loaded(tmp_path, text), FOUND) for text in (asked, BASE))
+    assert {str(cell.level.goodput) for _, cell in made.cells()} == {"{'ttft_s': 0.5, 'tpot_s': 0.05}"}
+    assert [cell.cell_id for _, cell in made.cells()] == [cell.cell_id for _, cell in plain.cells()]
+    assert "no objective: give `ttft_s`, `tpot_s` or `e2e_s`" in message(
+        tmp_path, BASE.replace("[4, 1]", "[4, 1], goodput: {}")
+    )
+
+
+@pytest.mark.parametrize("url", ["ftp://h:1", "http://h:1/v1", "h:8000", "http://"])
+def test_where_a_running_server_is_must_be_an_address_alone(tmp_path: Path, url: str) -> None:
+    assert "server.url" in message(tmp_path, BASE.replace("engine: simulated", f"engine: attach\n  url: {url}"))

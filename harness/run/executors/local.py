@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from harness.engines import attach, openai
 from harness.engines import get as engine_of
-from harness.engines.engine import Engine, Model, Server
+from harness.engines.engine import Engine, Model, Server, Tls
 from harness.env import build, guard, lock, places
 from harness.errors import HarnessError, InputError, LockError, ServerError
 from harness.files import sha256_file
@@ -311,8 +311,7 @@ def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server) 
         job.tell("milestone", launch=planned.name, name=reached.name, seconds=reached.at_s)
 
     if arm.url is not None:
-        where = urlsplit(arm.url)
-        running = replace(server, host=where.hostname or arm.host, port=where.port or 80)
+        running = _running(arm, server, Path(job.plan.recipe_path).parent)
         log, dialect = folder / "server.log", arm.workload["dialect"]
         return launching.attach(engine, running, log=log, deadline_s=job.plan.start_timeout_s, dialect=dialect)
     return launching.launch(
@@ -326,6 +325,22 @@ def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server) 
         dialect=arm.workload["dialect"],
         stop=job.stop,
     )
+
+
+def _running(arm: PlannedArm, server: Server, beside: Path) -> Server:
+    """Where a server that runs already is, and how it is trusted; its `ca_file` is looked for beside the recipe.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    where = urlsplit(arm.url or "")
+    tls = None
+    if where.scheme == "https":
+        ca_file = None if arm.ca_file is None else beside / arm.ca_file
+        if ca_file is not None and not ca_file.is_file():
+            raise InputError(f"there is no file `{ca_file}`", hint="`server.ca_file` names the authority's certificate")
+        tls = Tls(None if ca_file is None else str(ca_file), arm.insecure)
+    return replace(server, host=where.hostname or arm.host, port=where.port or (443 if tls else 80), tls=tls)
 
 
 def _filled(value: Any, model_path: str, site: Site) -> Any:
