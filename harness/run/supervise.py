@@ -401,7 +401,6 @@ def leftovers() -> list[Leftover]:
     table = reaper.scan()
     groups: dict[str, set[int]] = {}
     logs: dict[str, str] = {}
-    reapers: dict[str, int] = {}
     for pid in table:
         if mark := reaper.mark_of(pid):
             groups.setdefault(mark, set()).add(pid)
@@ -410,7 +409,7 @@ def leftovers() -> list[Leftover]:
         alive = {pid for pid, start in _members(roster) if pid in table and table[pid].start == start}
         if alive:
             groups.setdefault(roster["mark"], set()).update(alive)
-            logs[roster["mark"]], reapers[roster["mark"]] = roster["log"], roster["reaper"][0]
+            logs[roster["mark"]] = roster["log"]
         elif roster and not _owner_lives(roster["mark"], table):
             path.unlink(missing_ok=True)
     spared = _lineage(table)
@@ -422,9 +421,18 @@ def leftovers() -> list[Leftover]:
         seen = [table[pid] for pid in sorted(everyone) if table[pid].alive]
         holders = [holder for one in seen if (holder := ports.describe(one.pid))]
         if holders:
-            reaped = any(one.pid == reapers.get(mark) for one in seen)
+            reaped = any(_reaps(one.pid, mark) for one in seen)
             found.append(Leftover(mark, tuple(holders), tuple(seen), logs.get(mark), reaped))
     return found
+
+
+def _reaps(pid: int, mark: str) -> bool:
+    """Whether a process is the reaper of a launch, by the words that `start` gave it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return mark.encode() in words and any(word.endswith(b"/reaper.py") for word in words)
 
 
 def end(victims: Sequence[reaper.Seen], *, term_grace_s: float = _TERM_GRACE_S) -> list[reaper.Seen]:
