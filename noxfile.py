@@ -41,10 +41,19 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test that needs no slow engine."""
+    """Every test that needs no slow engine, with a few faults of each kind."""
     install(session, "tests")
     install_debian(session, "buildah", "debootstrap")
-    session.run("python", "-m", "pytest", "-m", "not real and not gpu", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "not real and not gpu and not faults", *session.posargs)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Break whole runs in every way we know, and write what came out into docs/reliability.md (about ten minutes)."""
+    install(session, "tests")
+    session.run(
+        "python", "-m", "pytest", "tests/faults", *session.posargs, env={"HARNESS_RELIABILITY": "docs/reliability.md"}
+    )
 
 
 @nox.session
