@@ -4,6 +4,7 @@
     python benchmarks/client.py                          the table, on stdout; a few minutes
     python benchmarks/client.py --json                   the same as JSON
     python benchmarks/client.py -c 64,250 --rounds 3     which levels, how often; rounds alternate between clients
+    python benchmarks/client.py --only paced             only cases whose name begins so
     python benchmarks/client.py --peer 'name=command {port} {concurrency} {requests} {tokens}'
 
 The server runs on one core and the client on another; every figure about time is taken against what the server wrote
@@ -36,6 +37,7 @@ from harness.stats import metrics
 
 TOKENS = 128
 SERVER_CPU, CLIENT_CPU = 0, 1
+STARTS: dict[str, float] = {}  # CPU seconds that a peer spends on starting and one request
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,42 @@ def limit(truth: Truth, case: Case) -> dict[str, Any]:
 
 
 def peer(truth: Truth, case: Case, name: str, command: str) -> dict[str, Any]:
-    """Any command that offers the same load; its CPU includes starting up."""
-    values = {"port": truth.port, "concurrency": case.concurrency, "requests": case.requests, "tokens": TOKENS}
+    """Any command that offers the same load; the CPU of its starting up, which one request shows, is taken off."""
+    if name not in STARTS:
+        STARTS[name] = peer_cpu_s(truth.port, command, concurrency=1, requests=1)
+    truth.reset()
+    cpu_s = peer_cpu_s(truth.port, command, concurrency=case.concurrency, requests=case.requests) - STARTS[name]
+    return {
+        "client": name,
+        "cpu_us_per_chunk": cpu_s / truth.totals()["chunks"] * 1e6,
+        "start_cpu_s": STARTS[name],
+        **held(truth),
+    }
+
+
+def peer_cpu_s(port: int, command: str, *, concurrency: int, requests: int) -> float:
+    values = {"port": port, "concurrency": concurrency, "requests": requests, "tokens": TOKENS}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(pinned(shlex.split(command.format(**values))), check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"client": name, "cpu_us_per_chunk": cpu / truth.totals()["chunks"] * 1e6, **held(truth)}
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def pinned(words: Sequence[str]) -> list[str]:
     return ["taskset", "-c", str(CLIENT_CPU), *words] if CLIENT_CPU is not None else list(words)
+
+
+def against_reader(rows: Sequence[dict[str, Any]]) -> None:
+    """To each row, how it compares with the bare C reader in the same round."""
+    readers = {cell(row): row for row in rows if row["client"] == "C reader"}
+    for row in rows:
+        reader = readers.get(cell(row))
+        for name, ratio in RATIOS.items() if reader else ():
+            row[ratio] = row[name] / reader[name]
+
+
+def cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["case"], row["concurrency"], row["round"]
 
 
 def measure(chosen: Sequence[Case], rounds: int, peers: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -156,8 +183,11 @@ def measure(chosen: Sequence[Case], rounds: int, peers: dict[str, str]) -> Itera
                     yield {"case": case.name, "concurrency": case.concurrency, "round": number, **run()}
 
 
+RATIOS = {"cpu_us_per_chunk": "cpu_ratio", "tok_s": "tok_s_ratio", "mean_in_flight": "in_flight_ratio"}
+
 COLUMNS = {
     "cpu_us_per_chunk": "CPU us/chunk",
+    "cpu_ratio": "x reader",
     "parse_us_per_chunk": "parse us/chunk",
     "added_ttft_p99_ms": "added TTFT p99 ms",
     "gap_error_p99_ms": "gap error p99 ms",
@@ -166,7 +196,10 @@ COLUMNS = {
     "busy": "busy",
     "server_peak": "peak",
     "mean_in_flight": "mean in flight",
+    "in_flight_ratio": "x reader",
     "tok_s": "tok/s",
+    "tok_s_ratio": "x reader",
+    "start_cpu_s": "start-up CPU s",
     "tpot_ms": "TPOT ms",
 }
 
@@ -193,6 +226,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-c", "--concurrency", default="1,64,250,1000")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -202,12 +236,15 @@ def main() -> int:
         print("one core only: server and client share it, and the figures say little", file=sys.stderr)
     peers = dict(each.split("=", 1) for each in arguments.peer)
     rows = []
-    for row in measure(list(cases([int(each) for each in arguments.concurrency.split(",")])), arguments.rounds, peers):
+    known = cases([int(each) for each in arguments.concurrency.split(",")])
+    chosen = [case for case in known if case.name.startswith(arguments.only)]
+    for row in measure(chosen, arguments.rounds, peers):
         print(
             f"{row['case']} C={row['concurrency']} {row['client']}: {row['cpu_us_per_chunk']:.1f} us/chunk",
             file=sys.stderr,
         )
         rows.append(row)
+    against_reader(rows)
     print(json.dumps(rows, indent=1) if arguments.json else table(rows))
     return 0
 
