@@ -146,12 +146,14 @@ def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]
 
     arguments.talk.data(run_data(run), run_view(run))
     bad = [f"{launch} {result.level['name']}" for launch, result in run.levels() if result.verdict.state == "invalid"]
-    if bad or troubles:
+    if bad:
         raise MeasurementError(
             f"run `{run.run_id}` ended, but not every level counts",
             details=[*troubles, *(f"invalid: {cell}" for cell in bad)],
             hint=f"`harness show {run.path}` says why",
         )
+    for trouble in troubles:
+        arguments.talk.line(f"warning: {trouble}; measured again on a fresh one")
     return 0
 
 

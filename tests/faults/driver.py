@@ -2,7 +2,7 @@
 
 The plan knows nothing of it, so that a run that was disturbed and one that was not have the same identity.
 
-    server:FAULT[=VALUE]     the simulated server gets `--fault FAULT=VALUE` (from the second launch on: `server2:`)
+    server:FAULT[=VALUE]     every simulated server gets `--fault FAULT=VALUE` (server1: the first, server2: the others)
     argument:FLAG[=VALUE]    and any other flag
     kill:PHASE               SIGKILL to ourselves in that phase
     interrupt:PHASE[*2]      SIGINT (twice)
@@ -35,17 +35,18 @@ from harness.load import client
 from harness.run import answer, store, supervise, sweep
 
 UNRULY = Path(__file__).parent.parent / "fakes" / "unruly.py"
+SERVERS = {"server": range(1, 1000), "server1": range(1, 2), "server2": range(2, 1000)}
 MID_LEVEL_S = 0.3  # a level of the recipe takes about 0.8 s
 
 
-def add_arguments(words: list[str], *, first_launch: int = 1) -> None:
-    """Give simulated servers more arguments, from a launch on; the readiness and warm-up requests stay unharmed."""
-    command, launches = simulated.Simulated.command, [0]
+def add_arguments(words: list[str], *, launches: range = range(1, 1000)) -> None:
+    """Give the simulated servers of these launches more arguments; the readiness and warm-up requests stay unharmed."""
+    command, started = simulated.Simulated.command, [0]
 
     def with_more(self: simulated.Simulated, server: Server) -> Command:
-        launches[0] += 1
+        started[0] += 1
         made = command(self, server)
-        return replace(made, argv=(*made.argv, *words)) if launches[0] >= first_launch else made
+        return replace(made, argv=(*made.argv, *words)) if started[0] in launches else made
 
     simulated.Simulated.command = with_more
 
@@ -178,8 +179,8 @@ def kill_server() -> None:
 
 def break_something(word: str) -> None:
     kind, _, what = word.partition(":")
-    if kind in {"server", "server2"}:
-        add_arguments(["--fault", what], first_launch=2 if kind == "server2" else 1)
+    if kind in SERVERS:
+        add_arguments(["--fault", what], launches=SERVERS[kind])
     elif kind == "argument":
         flag, equals, value = what.partition("=")
         add_arguments([f"--{flag}", *([value] if equals else [])])

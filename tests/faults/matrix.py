@@ -333,17 +333,27 @@ def policies() -> Iterator[Case]:
     group = "a recipe that goes on after a death"
     yield Case(
         "relaunch",
-        "the server dies in the second level, `on_failure: relaunch-and-continue`",
-        ("server:die-after-requests=14",),
+        "the first server dies in its first level, `on_failure: relaunch-and-continue`",
+        ("server1:die-after-requests=8",),
+        0,
+        "warning: .* died in `01-plain` at c1: .*measured again",
+        group,
+        {"on_failure": "relaunch-and-continue"},
+        whole=True,
+    )
+    yield Case(
+        "relaunch-in-vain",
+        "every server of a launch dies in the same level, `on_failure: relaunch-and-continue`",
+        ("server:die-after-requests=8",),
         6,
-        "invalid: 01-plain c4",
+        "invalid: 01-plain c1",
         group,
         {"on_failure": "relaunch-and-continue"},
     )
     yield Case(
         "skip-level",
-        "the server dies in the first level, `on_failure: skip-level`",
-        ("server:die-after-requests=8",),
+        "the first server dies in its first level, `on_failure: skip-level`",
+        ("server1:die-after-requests=8",),
         6,
         "invalid: 01-plain c1",
         group,

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from harness.engines import attach, openai
 from harness.engines import get as engine_of
 from harness.engines.engine import Engine, Model, Server, Tls
-from harness.env import build, guard, lock, places
 from harness.errors import HarnessError, InputError, LockError, ServerError
 from harness.files import sha256_file
 from harness.load import prompts
@@ -61,6 +60,9 @@ def environment(plan: Plan, arm: PlannedArm) -> Environment:
     """
     if arm.env is None:
         return Environment()
+    # A quarter of a second, which a sweep over a server that runs already need not wait for.
+    from harness.env import build, guard, lock, places  # noqa: PLC0415
+
     locked = lock.read(places.lock_path(arm.env))
     if locked.env_id != arm.env_id:
         raise LockError(
@@ -135,16 +137,18 @@ def carry_out(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) ->
         HarnessError: environment, model or port are not as planned.
     """
     remaining, troubles = list(cells), []
+    relaunched_for: PlannedCell | None = None
     while remaining and not job.stop.is_set():
         done, trouble = _one_server(job, planned, remaining)
-        remaining = remaining[done:]
         if trouble is None:
             break
         if job.plan.on_failure == "stop":
             raise trouble
         troubles.append(trouble.message)
-        if job.plan.on_failure == "relaunch-and-continue" and done == 0:
-            raise trouble  # the same level killed a fresh server: going on would never end
+        fatal, remaining = remaining[done - 1], remaining[done:]
+        if job.plan.on_failure == "relaunch-and-continue" and fatal is not relaunched_for:
+            relaunched_for = fatal  # once: a level that kills every server would be tried for ever
+            remaining = [fatal, *remaining]
     return troubles
 
 
