@@ -3,15 +3,18 @@
 Seconds inside become milliseconds here; a value that is not known is `-`, never 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.stats.comparison import Comparison, Estimate, Row
-from harness.stats.factorial import Factorial
 from harness.stats.level import LevelResult, Summary
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # levels are shown without knowing what a comparison is, which takes time to import
     from rich.table import Table
+
+    from harness.stats.comparison import Comparison, Estimate, Row
+    from harness.stats.factorial import Factorial
 
 _ABSENT = "-"
 
@@ -71,7 +74,7 @@ def level_row(result: LevelResult) -> tuple[str, ...]:
     )
 
 
-def levels_table(results: Iterable[LevelResult], title: str) -> "Table":
+def levels_table(results: Iterable[LevelResult], title: str) -> Table:
     """The levels of one launch."""
     return _table(title, *_levels(list(results)))
 
@@ -114,7 +117,7 @@ def comparison_row(row: Row) -> tuple[str, ...]:
     )
 
 
-def comparison_table(comparison: Comparison) -> "Table":
+def comparison_table(comparison: Comparison) -> Table:
     """A comparison, level by level."""
     title = f"{comparison.treatment} against {comparison.base}{_labels(comparison)}"
     return _table(title, comparison_header(comparison), [comparison_row(row) for row in comparison.rows])
@@ -178,7 +181,7 @@ def _by_text(rows: Sequence[Row]) -> dict[str, list[str]]:
     return found
 
 
-def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table  # noqa: PLC0415 - only where a table is shown
 
     table = Table(title=title, title_justify="left", header_style="bold")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.engines import get as engine_of
-from harness.env import build, lock, places
+from harness.env import places
 from harness.errors import Fault, InputError
 from harness.files import sha256_file
 from harness.load import prompts
@@ -42,6 +42,8 @@ def model_path(model: ModelFile, environment: str | None, site: Site) -> Path | 
         return Path(site.expand(model.path)).expanduser()
     if environment is None or model.from_env is None:
         return None
+    from harness.env import build, lock  # noqa: PLC0415 - a quarter of a second, for recipes without an environment
+
     built = build.find(lock.read(places.lock_path(environment)))
     return built.site_packages / model.from_env if built else None
 
@@ -73,6 +75,8 @@ def _look_up_environment(arm: Arm, found: dict[str, str | None]) -> Iterator[Fau
     name = arm.setup.env
     if name is None or name in found:
         return
+    from harness.env import lock  # noqa: PLC0415 - as above
+
     try:
         path = places.lock_path(name)
     except InputError as error:

@@ -6,11 +6,11 @@ has. On the log scale a ratio and its inverse are equally far from none, and blo
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from harness.stats.level import Stored
 
@@ -57,6 +57,12 @@ class Contrast(NamedTuple):
         return None if self.error is None else self.error * math.sqrt(self.launches)
 
 
+def _special() -> ModuleType:
+    from scipy import special  # noqa: PLC0415 - a third of a second, which a level that needs no test need not wait for
+
+    return special
+
+
 def paired(differences: Values) -> Contrast:
     """Log ratios of pairs of neighbouring launches (one a block): the one-sample Student t (Biometrika 6, 1908)."""
     values = np.asarray(differences, dtype=float)
@@ -98,7 +104,7 @@ def interval(contrast: Contrast, confidence: float = 0.95) -> Interval | None:
     """Student's interval for the mean log ratio; None where its error is not known."""
     if contrast.error is None:
         return None
-    half = float(special.stdtrit(contrast.freedom, (1 + confidence) / 2)) * contrast.error
+    half = float(_special().stdtrit(contrast.freedom, (1 + confidence) / 2)) * contrast.error
     return Interval(low=contrast.mean - half, high=contrast.mean + half, confidence=confidence, method=contrast.method)
 
 
@@ -108,7 +114,7 @@ def p_value(contrast: Contrast) -> float | None:
         return None
     if contrast.error == 0:
         return 1.0 if contrast.mean == 0 else 0.0
-    return float(2 * special.stdtr(contrast.freedom, -abs(contrast.mean) / contrast.error))
+    return float(2 * _special().stdtr(contrast.freedom, -abs(contrast.mean) / contrast.error))
 
 
 def equivalent(contrast: Contrast, margin: float, alpha: float = 0.05) -> bool:
@@ -152,9 +158,9 @@ def launches_needed(effect: float, spread: float, margin: float, *, alpha: float
 
 def _differs(shift: NDArray[np.float64], freedom: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
     """Chance that the t-test rejects on the side of the effect; `shift` is the effect in standard errors."""
-    critical = special.stdtrit(freedom, 1 - alpha / 2)
+    critical = _special().stdtrit(freedom, 1 - alpha / 2)
     # Beyond 30 the noncentral t loses its digits, and whether the shift clears the quantile decides by itself.
-    known = 1 - special.nctdtr(freedom, np.minimum(shift, 30.0), critical)
+    known: NDArray[np.float64] = 1 - _special().nctdtr(freedom, np.minimum(shift, 30.0), critical)
     return np.where(shift > 30, (shift > 2 * critical).astype(float), known)
 
 
@@ -162,8 +168,8 @@ def _same(
     effect: float, error: NDArray[np.float64], freedom: NDArray[np.float64], limit: float, alpha: float
 ) -> NDArray[np.float64]:
     """Chance that both one-sided tests reject: the mean must fall within the margin less the half width."""
-    room = limit - special.stdtrit(freedom, 1 - alpha) * error
-    inside = special.ndtr((room - effect) / error) - special.ndtr((-room - effect) / error)
+    room = limit - _special().stdtrit(freedom, 1 - alpha) * error
+    inside: NDArray[np.float64] = _special().ndtr((room - effect) / error) - _special().ndtr((-room - effect) / error)
     return np.where(room > 0, inside, 0.0)
 
 

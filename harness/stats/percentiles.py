@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr
 
 
 class Bounded(NamedTuple):
@@ -36,8 +35,8 @@ def fewest(percentile: float, confidence: float = 0.99) -> int:
         percentile: as a share, 0.99 for p99.
         confidence: as a share.
     """
-    count = 2
-    while bdtr(1, count, 1 - percentile) > 1 - confidence:
+    below, count = percentile, 2
+    while below**count + count * (1 - below) * below ** (count - 1) > 1 - confidence:
         count += 1
     return count
 
@@ -63,10 +62,11 @@ def bounded(values: Sequence[float] | NDArray[np.float64], percentile: float, co
     ranked = np.sort(np.asarray(values, dtype=float))
     count, tail = len(ranked), (1 - confidence) / 2
     # X_(r) lies above the quantile exactly when fewer than r samples lie below it.
-    low = _reaches(tail, count, percentile)
-    while low > 0 and bdtr(low - 1, count, percentile) > tail:
+    chances = _at_most(count, percentile)
+    low = int(np.searchsorted(chances, tail))
+    while low > 0 and chances[low - 1] > tail:
         low -= 1
-    high = _reaches(1 - tail, count, percentile) + 1
+    high = int(np.searchsorted(chances, 1 - tail)) + 1
     return Bounded(
         value=float(np.quantile(ranked, percentile)),
         low=float(ranked[low - 1]) if low >= 1 else None,
@@ -82,6 +82,8 @@ def why_not(count: int, percentile: float, confidence: float = 0.99) -> str | No
     return f"p{percentile * 100:g} needs {needed} samples, there are {count}"
 
 
-def _reaches(share: float, count: int, chance: float) -> int:
-    """The smallest k with P(binomial(count, chance) <= k) >= share."""
-    return int(np.searchsorted(bdtr(np.arange(count + 1), count, chance), share))
+def _at_most(count: int, chance: float) -> NDArray[np.float64]:
+    """P(binomial(count, chance) <= k) for k from 0 to count."""
+    from scipy.special import bdtr  # noqa: PLC0415 - a third of a second, which a few requests need not wait for
+
+    return np.asarray(bdtr(np.arange(count + 1), count, chance))

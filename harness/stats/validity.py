@@ -187,7 +187,7 @@ def _in_flight(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 def _steady(result: LevelResult, context: Context) -> Iterator[Finding]:
     """Drift within the level, where it lasts long enough to tell drift from the waves that requests come in."""
-    start, end, answer = result.window.start_s, result.window.end_s, _median(result, "e2e_s")
+    start, end, answer = result.window.start_s, result.window.end_s, _typical(result, "e2e_s")
     if answer is not None and start is not None and end is not None and end - start < WAVES * answer:
         return
     drift = trend(context.slices)
@@ -199,8 +199,10 @@ def _steady(result: LevelResult, context: Context) -> Iterator[Finding]:
 def _stalled(result: LevelResult, context: Context) -> Iterator[Finding]:
     """Slices in which hardly anything arrived, where a slice is long enough to see a first token and several chunks."""
     slices, (start, end) = context.slices, (result.window.start_s, result.window.end_s)
-    waits = [wait for name in ("ttft_s", "chunk_gap_s") if (wait := _median(result, name)) is not None]
-    if not slices or start is None or end is None or (end - start) / len(slices) < WAVES * max(waits, default=0.0):
+    waits = [wait for name in ("ttft_s", "chunk_gap_s") if (wait := _typical(result, name)) is not None]
+    if not slices or not waits or start is None or end is None:
+        return
+    if (end - start) / len(slices) < WAVES * max(waits):
         return
     usual = float(np.median(slices))
     still = sum(value < context.limits.stalled_below * usual for value in slices)
@@ -245,7 +247,7 @@ def _client(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 def _lag(result: LevelResult, limits: Limits) -> Iterator[Finding]:
     """Late reads: they bend arrivals that have no kernel stamp, and delay a closed loop's next request."""
-    lag, answer = _number(result.client, "lag_p99_s"), _median(result, "e2e_s")
+    lag, answer = _number(result.client, "lag_p99_s"), _typical(result, "e2e_s")
     if not lag:
         return
     if result.client.get("kernel_stamps") is False and lag > limits.lag_unstamped_s:
@@ -342,6 +344,7 @@ def _number(values: Mapping[str, object], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _median(result: LevelResult, metric: str) -> float | None:
+def _typical(result: LevelResult, metric: str) -> float | None:
+    """The median, or the mean of a sample too small to show one."""
     summary = result.metrics.get(metric)
-    return summary.p50 if summary else None
+    return None if summary is None else summary.mean if summary.p50 is None else summary.p50

@@ -25,7 +25,6 @@ from harness.run.launch import Launched, Reached
 from harness.run.store import Run, now
 from harness.run.supervise import AT_ONCE
 from harness.run.sweep import Bench, Tell
-from harness.stats.saturation import exhausted
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +189,8 @@ def _saturated(job: Job, planned: PlannedLaunch) -> bool:
     """Whether this launch's levels so far show that higher ones would only queue; asked for by the plan."""
     if not job.plan.stop_when_saturated:
         return False
+    from harness.stats.saturation import exhausted  # noqa: PLC0415 - few sweeps ask
+
     done = [job.run.level(planned.name, cell.level.name) for cell in planned.cells]
     points = [
         (int(result.level["concurrency"]), result.throughput.output_tok_s, result.metrics["ttft_s"].mean)
