@@ -6,6 +6,7 @@ to date twice a second, so that it can be read while it grows. When the parent i
 end: what had arrived is on disk, and nobody had to understand or store it while the clock ran.
 """
 
+import contextlib
 import json
 import marshal
 import shutil
@@ -39,7 +40,7 @@ def write_zero(folder: Path, started_ns: int) -> None:
 def raws(folder: Path) -> Iterator[Raw]:
     """Every finished request of a level's spools; a spool that is torn or still growing is read as far as it goes."""
     for path in sorted(folder.glob("spool*")):
-        with path.open("rb") as stream:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:  # dropped just now: it is in records
             yield from _whole(_entries(stream))
 
 
@@ -73,7 +74,10 @@ def _entries(stream: IO[bytes]) -> Iterator[tuple[Any, ...]]:
         data = stream.read(size)
         if len(data) < size:
             return
-        yield marshal.loads(data)
+        try:
+            yield marshal.loads(data)
+        except (EOFError, ValueError, TypeError):  # the disk was full in the middle of it
+            return
 
 
 def _whole(entries: Iterator[tuple[Any, ...]]) -> Iterator[Raw]:
