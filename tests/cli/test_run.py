@@ -156,7 +156,8 @@ def failing(workplace: Workplace, fault: str, *more: tuple[str, str]) -> Path:
 
 
 def test_a_server_that_exits_at_once_is_exit_5_with_its_last_lines(workplace: Workplace) -> None:
-    done = workplace.harness("run", workplace.changed(("step-ms: 2", "step-mss: 2")))
+    unknown = 'engine: simulated\n  unchecked: ["--step-mss", "2"]'
+    done = workplace.harness("run", workplace.changed(("engine: simulated", unknown)))
     assert done.code == 5
     assert "unrecognized arguments: --step-mss" in done.err
     assert workplace.state()["state"] == "failed"
