@@ -427,7 +427,8 @@ class _Start:
             for _ in self._looks(future):
                 self._read_log()
                 if self.watchers.stop.is_set():
-                    raise Interrupted(f"stopped while `{self.engine.name}` was starting")
+                    said = f"stopped while `{self.engine.name}` was starting"
+                    raise Interrupted(said, hint="go on with `--resume`")
                 if (diagnosis := self._trouble(process)) is not None:
                     raise self._failed(process, diagnosis)
             self._read_log()

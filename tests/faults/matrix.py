@@ -53,10 +53,10 @@ def starts() -> Iterator[Case]:
 
     short = {"timeouts": {"request_s": 2, "start_s": 5}}
     yield Case(
-        "never-listens", "it never opens its port", ("server:never-listens",), 5, "did not start: ", group, short
+        "never-listens", "it never opens its port", ("server:never-listens",), 5, "did not start: .*", group, short
     )
     yield Case(
-        "never-healthy", "/health says 503 for ever", ("server:never-healthy",), 5, "did not start: ", group, short
+        "never-healthy", "/health says 503 for ever", ("server:never-healthy",), 5, "did not start: .*", group, short
     )
     yield Case("slow-start", "it takes 3 s longer", ("server:slow-start=3",), 0, "ready after [3-9]", group, whole=True)
     yield Case(
@@ -117,7 +117,7 @@ def deaths() -> Iterator[Case]:
         "SIGKILL to the server in the second level",
         ("server:die-after-requests=14",),
         5,
-        r"died in `01-plain` at c4: unknown \(ended by SIGKILL\)",
+        r"died in `01-plain` at c4: .*SIGKILL.*",
         group,
     )
     yield Case(
@@ -149,7 +149,7 @@ def deaths() -> Iterator[Case]:
         "it starts anew under its own pid",
         ("server:restart-after-requests=8",),
         6,
-        "requests failed: .*connect",
+        "requests failed: .*connect.*",
         group,
         {"sweep": {"concurrency": [1], "requests": 8}},
     )
@@ -158,7 +158,7 @@ def deaths() -> Iterator[Case]:
         "it stays healthy and generates nothing more",
         ("server:freeze-after-tokens=60",),
         6,
-        "failed: .*timeout",
+        "requests failed: .*timeout.*",
         group,
         {"timeouts": {"request_s": 1, "start_s": 15}},
     )
@@ -194,8 +194,8 @@ def answers() -> Iterator[Case]:
         return Case(name, what, (f"server:{fault}", LATER, *more), 6, says, group)
 
     yield wrong("http-500", "one request gets a 500", "status=500", "1 of 8 requests failed: 1 status", ONCE)
-    yield wrong("http-429", "requests get a 429", "status=429", "requests failed: [0-9]+ status")
-    yield wrong("http-503", "requests get a 503", "status=503", "requests failed: [0-9]+ status")
+    yield wrong("http-429", "requests get a 429", "status=429", "requests failed: [0-9]+ status.*")
+    yield wrong("http-503", "requests get a 503", "status=503", "requests failed: [0-9]+ status.*")
     yield wrong("silence", "one request gets no answer at all", "no-answer", "1 of 8 requests failed: 1 timeout", ONCE)
     yield wrong(
         "hang-after-headers", "headers, then nothing", "hang-after-headers", "1 of 8 requests failed: 1 timeout", ONCE
@@ -203,18 +203,18 @@ def answers() -> Iterator[Case]:
     yield wrong(
         "hang-mid-stream", "half a stream, then nothing", "hang-mid-stream", "1 of 8 requests failed: 1 timeout", ONCE
     )
-    yield wrong("truncated", "streams end half-way", "truncated", "requests failed")
-    yield wrong("reset", "connections are reset inside a chunk", "reset-mid-chunk", "requests failed")
-    yield wrong("error-event", "an error event inside a 200 stream", "error-event", "requests failed: .*error")
-    yield wrong("garbage", "bytes that are not HTTP chunks", "garbage", "requests failed")
-    yield wrong("garbage-json", "events that are not JSON", "garbage-json", "requests failed")
-    yield wrong("zero-tokens", "streams end properly without a token", "zero-tokens", "requests failed")
-    yield wrong("aborted", "streams end with finish_reason abort", "abort", "requests failed")
+    yield wrong("truncated", "streams end half-way", "truncated", "requests failed: .*")
+    yield wrong("reset", "connections are reset inside a chunk", "reset-mid-chunk", "requests failed: .*")
+    yield wrong("error-event", "an error event inside a 200 stream", "error-event", "requests failed: .*error.*")
+    yield wrong("garbage", "bytes that are not HTTP chunks", "garbage", "requests failed: .*")
+    yield wrong("garbage-json", "events that are not JSON", "garbage-json", "requests failed: .*")
+    yield wrong("zero-tokens", "streams end properly without a token", "zero-tokens", "requests failed: .*")
+    yield wrong("aborted", "streams end with finish_reason abort", "abort", "requests failed: .*")
     yield wrong(
         "no-end",
         "streams say no finish_reason and no [DONE]",
         "no-finish",
-        "requests failed: .*early",
+        "requests failed: .*early.*",
         "server:no-done",
     )
 
@@ -222,9 +222,9 @@ def answers() -> Iterator[Case]:
         return Case(name, what, (f"server:{fault}", LATER), 0, says, group, marked=True)
 
     yield odd(
-        "early-stop", "half of the tokens, finish_reason stop", "early-stop", "suspect: .* another length than 10"
+        "early-stop", "half of the tokens, finish_reason stop", "early-stop", "suspect: .* another length than 10.*"
     )
-    yield wrong("cached", "prompt tokens come from a cache", "warm-cache=64", "prompt tokens came from the cache")
+    yield wrong("cached", "prompt tokens come from a cache", "warm-cache=64", ".* prompt tokens came from the cache.*")
     yield odd("wrong-usage", "usage counts 7 tokens too many", "wrong-usage", "suspect: the server's metrics count .*")
 
 
@@ -246,8 +246,15 @@ def kills() -> Iterator[Case]:
     for phase, what in (("launch", "while the server starts"), ("level", "in the middle of a level")):
         name = f"interrupted-in-{phase}"
         breaks = (f"interrupt:{phase}", *(("server:slow-start=3",) if phase == "launch" else ()))
-        yield Case(name, f"Ctrl-C {what}", breaks, 130, "hint: go on with `--resume`|stopped", told)
-    yield Case("interrupted-twice", "Ctrl-C twice in a level", ("interrupt:level*2",), 130, "interrupted|stopped", told)
+        yield Case(name, f"Ctrl-C {what}", breaks, 130, "hint: go on with `--resume`", told)
+    yield Case(
+        "interrupted-twice",
+        "Ctrl-C twice in a level",
+        ("interrupt:level*2",),
+        130,
+        "(?m)error: stopped.*|^interrupted$",
+        told,
+    )
     yield Case("terminated", "SIGTERM in a level", ("terminate:level",), 130, "hint: go on with `--resume`", told)
 
 
@@ -363,7 +370,7 @@ def policies() -> Iterator[Case]:
 
 def real() -> Iterator[Case]:
     """The same on a real server: llama.cpp with a tiny random model."""
-    group = "llama.cpp"
+    group = "a real server: llama.cpp with a tiny random model"
     yield Case("real-killed-in-level", "the harness is killed in a level", ("kill:level",), 137, "", group, real=True)
     yield Case(
         "real-interrupted-in-level",
@@ -379,7 +386,7 @@ def real() -> Iterator[Case]:
         "SIGKILL to the server in the second level",
         ("kill-server:level",),
         5,
-        "died in `01-plain` at c2: .*SIGKILL",
+        "died in `01-plain` at c2: .*",
         group,
         real=True,
     )
@@ -428,7 +435,8 @@ def markdown(outcomes: Sequence[tuple[Case, Outcome]]) -> str:
     for group in dict.fromkeys(case.group for case, _ in outcomes):
         lines += ["", f"### {group[0].upper()}{group[1:]}", ""]
         rows = [row(case, outcome) for case, outcome in outcomes if case.group == group]
-        lines += markdown_table(("fault", "what is broken", "exit", "the user reads", "afterwards"), rows)
+        table = markdown_table(("fault", "what is broken", "exit", "the user reads", "afterwards"), rows)
+        lines += [table[0], table[1].replace("---:", "---"), *table[2:]]
     total = len(outcomes)
     return "\n".join(
         [f"{total} faults; after every one of them nothing was left running and nothing stored was lost.", *lines]
@@ -437,5 +445,5 @@ def markdown(outcomes: Sequence[tuple[Case, Outcome]]) -> str:
 
 def row(case: Case, outcome: Outcome) -> tuple[str, ...]:
     """One line of the fault table."""
-    said = f"`{outcome.said.removeprefix('did not start: ')}`" if outcome.said else "-"
+    said = f"`{outcome.said.replace('`', '')}`" if outcome.said else "-"
     return (case.name, case.what.replace("`", ""), str(outcome.exit), said, outcome.after)
