@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from harness.files import escape_control
 from harness.stats.level import LevelResult, Summary
 
 if TYPE_CHECKING:  # levels are shown without knowing what a comparison is, which takes time to import
@@ -226,4 +227,4 @@ def _fixed(value: float | None, digits: int) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    return escape_control(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")

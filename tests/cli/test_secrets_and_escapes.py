@@ -9,6 +9,7 @@ from cli.conftest import QUICK, Workplace
 from processes import FAKES
 
 from harness.engines.simulated import Simulated
+from harness.publish.tables import markdown_table
 
 SECRET = "hunter2-of-the-night"
 RECIPE = QUICK.replace("engine: simulated", "engine: simulated\n  secrets: [LEAKY_TOKEN]")
@@ -90,3 +91,9 @@ def test_planning_a_strangers_recipe_executes_nothing(workplace: Workplace, monk
     assert done.code in {0, 2}, done.err
     assert not touched.exists()
     assert not (workplace.root / "runs").exists()
+
+
+def test_what_a_server_says_cannot_break_out_of_a_table_cell() -> None:
+    hostile = "a|b\n| c | <img src=x onerror=alert(1)> \x1b[2J\u202e"
+    [_, _, row] = markdown_table(("name", "said"), [("server", hostile)])
+    assert row == r"| server | a\|b \| c \| &lt;img src=x onerror=alert(1)> \x1b[2J\u202e |"
