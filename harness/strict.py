@@ -79,9 +79,7 @@ def read_text(text: str, path: str) -> Document:
         raise InputError.of([Fault(_first_line(error.problem), _at(path, mark))]) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise InputError.of(
-            [Fault(f"not valid YAML: {_first_line(error.problem)}", _at(path, mark))]
-        ) from error
+        raise InputError.of([Fault(f"not valid YAML: {_first_line(error.problem)}", _at(path, mark))]) from error
     except YAMLError as error:
         raise InputError(f"`{path}` is not valid YAML: {_first_line(str(error))}") from error
     places: dict[Pointer, Location] = {(): Location(path, 1, 1)}
@@ -132,9 +130,7 @@ def suggest(word: str, known: Iterable[str]) -> str | None:
     return "known: " + ", ".join(f"`{choice}`" for choice in choices) if choices else None
 
 
-def _plain(
-    node: Any, pointer: Pointer, path: str, places: dict[Pointer, Location], faults: list[Fault]
-) -> Any:
+def _plain(node: Any, pointer: Pointer, path: str, places: dict[Pointer, Location], faults: list[Fault]) -> Any:
     """Round-trip YAML nodes to plain values, noting the place of each."""
     if isinstance(node, CommentedMap):
         result: dict[str, Any] = {}
@@ -157,27 +153,19 @@ def _plain(
     return _scalar(node, pointer, path, places, faults)
 
 
-def _scalar(
-    node: Any, pointer: Pointer, path: str, places: Mapping[Pointer, Location], faults: list[Fault]
-) -> Any:
+def _scalar(node: Any, pointer: Pointer, path: str, places: Mapping[Pointer, Location], faults: list[Fault]) -> Any:
+    where = places.get(pointer, Location(path, 1, 1))
     if node is None or isinstance(node, bool):
         return node
-    if isinstance(node, int):
-        return int(node)
-    if isinstance(node, float):
-        if not math.isfinite(node):
-            faults.append(Fault(f"a finite number was expected, got {float(node)}", places.get(pointer)))
-            return 0.0
-        return float(node)
     if isinstance(node, datetime.date | datetime.datetime):
         return node.isoformat()
-    if isinstance(node, str):
-        return str(node)
-    faults.append(
-        Fault(
-            f"plain YAML was expected, got a {type(node).__name__}", places.get(pointer, Location(path, 1, 1))
-        )
-    )
+    if isinstance(node, float) and not math.isfinite(node):
+        faults.append(Fault(f"a finite number was expected, got {float(node)}", where))
+        return None
+    for plain in (int, float, str):
+        if isinstance(node, plain):
+            return plain(node)
+    faults.append(Fault(f"plain YAML was expected, got a {type(node).__name__}", where))
     return None
 
 
@@ -220,9 +208,7 @@ def _adopt(places: dict[Pointer, Location], pointer: Pointer, new: Mapping[Point
     places.update({known: place for known, place in new.items() if known[: len(pointer)] == pointer})
 
 
-def _explain(
-    document: Document, data: Any, under: Pointer, model: type[BaseModel], error: dict[str, Any]
-) -> Fault:
+def _explain(document: Document, data: Any, under: Pointer, model: type[BaseModel], error: dict[str, Any]) -> Fault:
     """One pydantic error in the words of someone who writes YAML."""
     kind, context = str(error["type"]), error.get("ctx") or {}
     pointer, known_at = _pointer(data, model, tuple(error["loc"]), missing=kind == "missing")
@@ -244,10 +230,7 @@ def _explain(
         elif kind in {"literal_error", "enum"} and isinstance(seen, str):
             hint = suggest(
                 seen,
-                [
-                    word.strip().strip("'")
-                    for word in str(context.get("expected", "")).replace(" or ", ",").split(",")
-                ],
+                [word.strip().strip("'") for word in str(context.get("expected", "")).replace(" or ", ",").split(",")],
             )
     return Fault(message, document.locate((*under, *pointer)), hint)
 
@@ -299,9 +282,7 @@ def _below(annotations: list[Any], fields: Mapping[str, Any], step: str | int) -
     for annotation in annotations:
         for part in [annotation, *typing.get_args(annotation)]:
             if typing.get_origin(part) in {list, tuple, dict}:
-                below += [
-                    inner for inner in typing.get_args(part) if inner is not Ellipsis and inner is not str
-                ]
+                below += [inner for inner in typing.get_args(part) if inner is not Ellipsis and inner is not str]
     return below
 
 
@@ -319,13 +300,7 @@ def _sentence(kind: str, message: str, context: Mapping[str, Any]) -> str:
             else f"needs at least {context.get('min_length')} items"
         )
     plain = message.removeprefix("Value error, ").removeprefix("Input should be ")
-    return (
-        plain
-        if kind == "value_error"
-        else f"must be {plain}"
-        if message.startswith("Input should be ")
-        else plain
-    )
+    return plain if kind == "value_error" else f"must be {plain}" if message.startswith("Input should be ") else plain
 
 
 def _shown(value: Any) -> str:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="harness",
-        description="Declare an environment and an experiment in git; get numbers that can be trusted, and their proof.",
+        description="Declare an environment and an experiment in git; get numbers to be trusted, and their proof.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
