@@ -50,9 +50,10 @@ class Capacities:
             return None, f"not calibrated: {rate:.0f} chunks/s are few for any client"
         if client.wall_s < self._seconds:
             return None, f"not calibrated: the level was over in {client.wall_s:.1f} s"
+        streams = trace.concurrency or max(count for _, count in trace.in_flight())
         try:
             found = self._known.get(client.processes) or calibrate(
-                trace.concurrency or 1, processes=client.processes, seconds=self._seconds
+                streams, processes=client.processes, seconds=self._seconds
             )
         except HarnessError as error:
             return None, f"not calibrated: {error.message}"

@@ -7,6 +7,8 @@ import pytest
 from harness.load import capacity
 from harness.load.records import Chunk, ClientFacts, LevelTrace, RequestRecord
 
+FOUND = capacity.Capacity(40_000.0, 25e-6, 15_000.0, 1, 0.0001)
+
 
 def level(chunks, wall_s, processes=1):
     made = tuple(Chunk(at / chunks, at / chunks) for at in range(chunks))
@@ -57,8 +59,16 @@ def test_a_run_calibrates_once_for_each_number_of_processes(monkeypatch):
     assert capacities.of(level(9000, 1.0)) == first
     two = level(3000, 1.0, processes=2)
     assert capacities.of(two) != first
-    assert capacities.of(replace(two, concurrency=None))[0] > 0
     assert made == [(6, 1), (6, 2)]
+
+
+def test_an_open_loop_is_calibrated_with_as_many_streams_as_it_had_at_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(capacity, "calibrate", lambda streams, **more: made.append(streams) or FOUND)
+    one = level(1000, 1.0).records[0]
+    three = replace(level(3000, 1.0), mode="open", concurrency=None, records=(one, one, replace(one, sent_s=1.0)))
+    assert capacity.Capacities(seconds=0.2).of(three) == (40_000.0, "calibrated: 25.0 us a chunk at 15000/s")
+    assert made == [2]
 
 
 def test_a_calibration_that_fails_costs_the_figure_and_not_the_run(monkeypatch):
