@@ -16,7 +16,6 @@ runs/RUN_ID/
 """
 
 import datetime
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -139,10 +138,10 @@ class Run:
         if path.exists():
             self._settle(launch, level)
             attempt = 1 + len(list(folder.glob("requests.attempt-*.jsonl")))
+            old = [one for one in folder.iterdir() if one.is_file() and ".attempt-" not in one.name]
             # The level's own file first: from here on the cell is not finished.
-            for name in ("level.json", "requests.jsonl"):
-                if (old := folder / name).exists():
-                    old.rename(old.with_name(f"{old.stem}.attempt-{attempt}{old.suffix}"))
+            for one in sorted(old, key=lambda one: one.name != "level.json"):
+                one.rename(one.with_name(f"{one.stem}.attempt-{attempt}{one.suffix}"))
         path.touch(mode=_PRIVATE)
         return path
 
@@ -150,7 +149,7 @@ class Run:
         """Write down what the client of a killed attempt had noted."""
         path = self.level_folder(launch, level) / "requests.jsonl"
         stored = sum(1 for _ in read_json_lines(path))
-        for record in itertools.islice(self.requests(launch, level), stored, None):
+        for record in list(self.requests(launch, level))[stored:]:
             append_line(path, record.to_line())
         spool.remove(self.client_folder(launch, level))
 

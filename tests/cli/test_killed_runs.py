@@ -103,6 +103,7 @@ def test_a_run_whose_cells_failed_goes_on_in_its_folder_and_keeps_what_failed(wo
     assert "01-baseline c2: reuse" in again.err
     level = run / "launches/01-baseline/levels/c1"
     old = json.loads((level / "level.attempt-1.json").read_text())
+    assert (level / "server_metrics.attempt-1.jsonl").is_file()
     assert (old["verdict"]["state"], old["ok"]) == ("invalid", 3)
     lines = [json.loads(line) for line in (level / "requests.attempt-1.jsonl").read_text().splitlines()]
     assert [line["ok"] for line in lines if line["phase"] == "measure"].count(True) == 3
