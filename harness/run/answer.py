@@ -58,7 +58,7 @@ class Answer(Stored):
     @property
     def sentence(self) -> str:
         """The answer in a line: each treatment's."""
-        return " ".join(comparison.summary for comparison in self.comparisons)
+        return "; ".join(f"{found.treatment} against {found.base}: {found.summary}" for found in self.comparisons)
 
 
 def answer(run: Run) -> Answer | None:

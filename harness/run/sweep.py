@@ -203,13 +203,14 @@ def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observe
         capacity=bench.capacities.of(trace),
     )
     observed = Observed(bench.answers, bench.server.log_text(), observer.deltas())
+    promised = bench.arm.expect if result.ok else ()  # where nothing was answered, nothing had a chance to engage
     context = validity.Context(
         cold=bool(bench.arm.workload["cold"]),
         fixed_tokens=bench.arm.workload["max_tokens"] if bench.arm.workload["ignore_eos"] else None,
         server_died=death.name if death else None,
         server_restarted=observer.restarted(),
         throttled=[gpu.throttle_names(mask) for mask in observer.throttles()],
-        evidence=[bench.engine.evidence(feature, observed) for feature in bench.arm.expect],
+        evidence=[bench.engine.evidence(feature, observed) for feature in promised],
         slices=slices.throughput(result, trace.records),
         records=trace.records,
     )
