@@ -86,18 +86,24 @@ def ours(truth: Truth, case: Case) -> dict[str, Any]:
 
 
 def errors(trace: LevelTrace, truth: Truth) -> dict[str, float]:
-    """p99, in ms, by which our stamps miss what the server did: its first chunk, and its gaps either way."""
+    """p99, in ms, by which our stamps miss what the server did: its first chunk, and its gaps either way.
+
+    Gaps are taken once more without those that a merged chunk begins or ends: those are known only as bounds.
+    """
     log = {entry["id"]: entry for entry in truth.log()}
     zero = round(trace.started_at * 1e9)
-    added, gaps = [], []
+    added, gaps, sure = [], [], []
     for record in trace.records:
         entry = log[record.index]
         sent = [(at - zero) / 1e9 for _, at, _ in entry["chunks"]]
         added.append(record.chunks[0].at_s - sent[0])
         gaps.append(np.abs(np.diff([chunk.at_s for chunk in record.chunks]) - np.diff(sent)))
+        merged = np.array([chunk.merged for chunk in record.chunks])
+        sure.append(gaps[-1][~(merged[1:] | merged[:-1])])
     return {
         "added_ttft_p99_ms": float(np.quantile(added, 0.99)) * 1e3,
         "gap_error_p99_ms": float(np.quantile(np.concatenate(gaps), 0.99)) * 1e3,
+        "sure_gap_error_p99_ms": float(np.quantile(np.concatenate(sure), 0.99)) * 1e3,
     }
 
 
@@ -191,6 +197,7 @@ COLUMNS = {
     "parse_us_per_chunk": "parse us/chunk",
     "added_ttft_p99_ms": "added TTFT p99 ms",
     "gap_error_p99_ms": "gap error p99 ms",
+    "sure_gap_error_p99_ms": "unmerged",
     "server_late_p99_ms": "server late p99 ms",
     "merged_share": "merged",
     "busy": "busy",
