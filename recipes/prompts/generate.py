@@ -384,15 +384,28 @@ def encyclopedic() -> Iterator[str]:
         yield f"{_upper(topic)} ({field}). {FORMS[form](topic, field, about, other)} {ANGLES[(turn + i // 4) % 4]}."
 
 
+LINES = ("{a} = {a} + {b}[{n}]", "print({a}, {n})", "if {a} > {n}: {b} = {a}", "{b}.append({a} * {n})")
+NAMES = ("total", "count", "price", "width", "score", "index", "value", "speed")
+
+
+def repeating() -> Iterator[str]:
+    """256 short prompts whose answers repeat them: lines of code to copy. What n-gram drafts are made for."""
+    for i in range(PER_SET):
+        one, other = NAMES[i % 8], NAMES[(i // 8 + i + 3) % 8]
+        line = LINES[i % 4].format(a=one, b=other, n=i + 2)
+        yield f"Copy this line of code ten times: {line}"
+
+
 def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
 def files() -> dict[str, bytes]:
-    """The three files by name."""
+    """All files by name."""
     written: dict[str, bytes] = {}
     sets: dict[str, object] = {}
-    for name, texts in (("coding", list(coding())), ("encyclopedic", list(encyclopedic()))):
+    for name, prompts in (("coding", coding), ("encyclopedic", encyclopedic), ("repeating", repeating)):
+        texts = list(prompts())
         lines = [
             json.dumps({"id": f"{name}-{i:03d}", "text": text}, ensure_ascii=False) for i, text in enumerate(texts)
         ]
