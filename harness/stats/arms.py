@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.load.records import RequestRecord
-from harness.stats.level import LevelResult
+from harness.stats.level import LevelResult, Summary
 
 PRIMARY = "output_tok_s"
 HIGHER_IS_BETTER = {
@@ -29,7 +29,7 @@ class Cell:
     Attributes:
         key: the level's name, equal where levels are the same (`c4`, `serial`, `r2.5`, `saturation`).
         level: as planned, `{"mode": "closed", "concurrency": 4, ...}`.
-        values: one number a metric: throughputs in tok/s, latencies in seconds (median over requests).
+        values: one number a metric: throughputs in tok/s, latencies in seconds (median over requests, or mean of few).
         state: the level's verdict.
         reasons: why it is not valid.
         requests: how many requests it took.
@@ -140,7 +140,7 @@ def cell_of(result: LevelResult, slices: Sequence[float] = ()) -> Cell:
         PRIMARY: throughput.output_tok_s,
         "output_tok_s_whole": throughput.output_tok_s_whole,
         "per_request_tok_s": throughput.per_request_tok_s,
-        **{name: summary.p50 for name in _SUMMARIES if (summary := result.metrics.get(name)) is not None},
+        **{name: _typical(summary) for name in _SUMMARIES if (summary := result.metrics.get(name)) is not None},
     }
     return Cell(
         key=level_key(result.level),
@@ -151,6 +151,11 @@ def cell_of(result: LevelResult, slices: Sequence[float] = ()) -> Cell:
         requests=result.requests,
         slices=tuple(slices),
     )
+
+
+def _typical(summary: Summary) -> float | None:
+    """The median; of fewer requests than allow one, the mean."""
+    return summary.mean if summary.p50 is None else summary.p50
 
 
 def launch_of(
