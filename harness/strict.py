@@ -80,8 +80,10 @@ def read_text(text: str, path: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise InputError.of([Fault(f"not valid YAML: {_first_line(error.problem)}", _at(path, mark))]) from error
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:
         raise InputError(f"`{path}` is not valid YAML: {_first_line(str(error))}") from error
+    except RecursionError as error:
+        raise InputError(f"`{path}` is nested too deep to be read") from error
     places: dict[Pointer, Location] = {(): Location(path, 1, 1)}
     faults: list[Fault] = []
     data = _plain(tree, (), path, places, faults)

@@ -21,6 +21,7 @@ EXIT_CODES = """exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns its exit code."""
+    _open_closed_streams()
     parser = _parser()
     arguments = parser.parse_args(argv)
     talk = Talk.from_arguments(arguments)
@@ -37,6 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away (`harness show | head`): not our fault, and nothing more to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a caller closed stdin, stdout or stderr: else a pipe of ours would take its number."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as we live
 
 
 def _parser() -> argparse.ArgumentParser:

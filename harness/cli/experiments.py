@@ -60,6 +60,8 @@ def show_plan(arguments: argparse.Namespace) -> int:
         "cells": [{"launch": f.launch, "level": f.level, "fate": f.fate, "why": list(f.why)} for f in found],
     }
     arguments.talk.data(data, _plan_view(plan, found))
+    if not arguments.resume and any(fate.fate == "reuse" for fate in found):
+        arguments.talk.line("reuse and stale are what `--resume` would do; without it every cell is run")
     return 0
 
 

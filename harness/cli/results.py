@@ -26,7 +26,7 @@ def register(verbs: Verbs) -> None:
     )
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="one run with several arms, or base and new")
     compare.add_argument("--base", help="the arm that others are compared against (default: the recipe's)")
-    compare.add_argument("--margin", type=float, help="a ratio this near 1 is no difference (default: 0.02)")
+    compare.add_argument("--margin", type=_share, help="a ratio this near 1 is no difference (default: 0.02)")
     compare.add_argument(
         "--treatment",
         action="append",
@@ -39,6 +39,14 @@ def register(verbs: Verbs) -> None:
     publish.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     publish.add_argument("--check", action="store_true", help="change nothing; exit 1 and show the diff when stale")
     publish.set_defaults(run=publish_runs)
+
+
+def _share(text: str) -> float:
+    """A number between 0 and 1, both left out."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not between 0 and 1")
+    return value
 
 
 def show_runs(arguments: argparse.Namespace) -> int:
@@ -135,7 +143,7 @@ def run_view(run: "Run") -> "RenderableType":
     from harness.run import answer
 
     plan, state = run.plan(), run.state()
-    parts: list[RenderableType] = [Text(f"{run.run_id}: {state['state']}\n{plan.question}")]
+    parts: list[RenderableType] = [Text(f"{run.run_id}: {state['state']}\n{safe(plan.question)}")]
     if error := state.get("error"):
         parts.append(Text(safe(str(error))))
     done = list(run.levels())

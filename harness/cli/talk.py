@@ -40,7 +40,7 @@ class Talk:
         from rich.console import Console
 
         stream = sys.stderr if stderr else sys.stdout
-        width = None if stream.isatty() else int(os.environ.get("COLUMNS", "120"))
+        width = None if stream.isatty() else _columns()
         return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
     def data(self, value: Any, shown: "RenderableType | None" = None) -> None:
@@ -70,6 +70,12 @@ class Talk:
 def safe(text: str) -> str:
     """Untrusted text without what a terminal would act on: control characters become their escapes."""
     return escape_control(text, keep="\t\n")
+
+
+def _columns() -> int:
+    """The width of output that is no terminal: COLUMNS where it is a number, else 120."""
+    text = os.environ.get("COLUMNS", "")
+    return max(20, int(text)) if text.isascii() and text.isdigit() else 120
 
 
 def common(verb: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from rich.text import Text
 from harness.engines import get as engine_of
 from harness.engines.engine import Model, Server
 from harness.errors import HarnessError
+from harness.files import escape_control
 from harness.recipe.plan import Plan, PlannedArm
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 def plan_text(plan: Plan) -> Text:
     """The head of a plan: question, arms with their argv, comparison."""
-    lines = [f"{plan.recipe}: {plan.question}", f"plan {plan.digest[:16]}, measurement {plan.measurement}", ""]
+    lines = [
+        escape_control(f"{plan.recipe}: {plan.question}"),
+        f"plan {plan.digest[:16]}, measurement {plan.measurement}",
+        "",
+    ]
     for arm in plan.arms.values():
         lines += _arm_lines(arm)
     if plan.compare:

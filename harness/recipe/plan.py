@@ -386,7 +386,7 @@ def sweep_levels(sweep: Sweep) -> Iterator[dict[str, Any]]:
     for rate in sorted(sweep.rate or ()):
         default = None if sweep.duration_s else max(30, math.ceil(4 * rate))
         yield {
-            "name": f"r{rate:g}",
+            "name": f"r{rate!r}".removesuffix(".0"),
             "mode": "open",
             "rate": rate,
             "burstiness": sweep.burstiness,

@@ -2,14 +2,14 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from harness.strict import Strict
 
 Scalar = str | int | float | bool | None
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]
 
 
 class ModelFile(Strict):
@@ -121,7 +121,7 @@ class Compare(Strict):
     accept: list[str] = Field(
         default=[], description="effective settings that may differ because the treatment moves them"
     )
-    launches: Count = 1
+    launches: int = Field(default=1, ge=1, le=1000)
     order: Literal["abba", "random"] = "abba"
     seed: int = 0
     margin: float = Field(default=0.02, gt=0, lt=1, description="a ratio this near 1 is no difference")
@@ -145,8 +145,15 @@ class Refine(Strict):
 class DocTarget(Strict):
     """A marked block in a Markdown file that the run keeps up to date."""
 
-    doc: str
+    doc: str = Field(description="a path within the project")
     block: str
+
+    @field_validator("doc")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        if value.startswith("/") or ".." in value.split("/"):
+            raise ValueError("a document lies within the project: no leading `/`, no `..`")
+        return value
 
 
 class Timeouts(Strict):
@@ -185,10 +192,12 @@ class Recipe(Strict):
     model: ModelFile | None = None
     server: ServerSection
     arms: dict[Name, dict[str, object]] = Field(default={"only": {}}, min_length=1)
-    matrix: dict[str, list[Scalar]] = Field(
+    matrix: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = Field(
         default={}, description="dotted path -> values; every combination is an arm"
     )
-    zip: dict[str, list[Scalar]] = Field(default={}, description="dotted path -> values, taken side by side")
+    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = Field(
+        default={}, description="dotted path -> values, taken side by side"
+    )
     exclude: list[dict[str, Scalar]] = Field(default=[], description="combinations to leave out")
     workload: Workload
     warmup: Warmup = Warmup()

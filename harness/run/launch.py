@@ -200,18 +200,24 @@ def launch(  # noqa: PLR0913 - all but two by name
     raise AssertionError("unreachable")
 
 
-def attach(engine: Engine, server: Server, *, log: Path, deadline_s: float, dialect: Dialect) -> Launched:
+def attach(
+    engine: Engine, server: Server, *, log: Path, deadline_s: float, dialect: Dialect, stop: Event | None = None
+) -> Launched:
     """A server that somebody else runs: proven ready as far as that can be asked over its endpoint.
 
     Raises:
+        Interrupted: `stop` was set meanwhile.
         LaunchFailed: it does not answer in time, or wrongly.
     """
-    started, asking = time.monotonic(), _Asking(engine, server, dialect, lambda: None, Event())
+    stop = stop or Event()
+    started, asking = time.monotonic(), _Asking(engine, server, dialect, lambda: None, stop)
     try:
         found = asking.until_ready(deadline_s)
     except _NotOurs as wrong:
         raise LaunchFailed(engine.name, wrong.diagnosis, None, log) from wrong
     except TimeoutError as late:
+        if stop.is_set():
+            raise Interrupted("stopped while the server was asked whether it is ready") from late
         silent = f"no answer from {base_url(server)}{engine.ready_path} within {deadline_s:.0f} s"
         raise LaunchFailed(
             engine.name, Diagnosis(silent, (), "is it running, and is this its URL?"), None, log

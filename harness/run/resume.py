@@ -1,6 +1,6 @@
 """Finished work is never done twice: which planned cells an earlier run has measured, and why others must run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import InputError
@@ -66,7 +66,7 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
 
 def _fate(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> CellFate:
     """Why a cell that cannot be reused must run: never measured, measured as something else, or in vain."""
-    for run in earlier:
+    for run in _readable(earlier):
         for old_launch, old in run.plan().cells():
             same = old_launch.name == launch.name and old.level.name == cell.level.name
             if not same or (result := run.level(old_launch.name, old.level.name)) is None:
@@ -78,10 +78,20 @@ def _fate(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> C
     return CellFate(launch.name, cell.level.name, "run")
 
 
+def _readable(earlier: Sequence[Run]) -> Iterator[Run]:
+    """Earlier runs that can be read whole; a damaged one has nothing to reuse, and `show` says why."""
+    for run in earlier:
+        try:
+            list(run.levels())
+        except InputError:
+            continue
+        yield run
+
+
 def _finished(earlier: Sequence[Run]) -> dict[str, Reusable]:
     """Cells whose numbers count, by identity; the newest run wins."""
     found: dict[str, Reusable] = {}
-    for run in earlier:
+    for run in _readable(earlier):
         for launch, result in run.levels():
             if result.verdict.state in _COUNT:
                 found.setdefault(result.cell_id, Reusable(run, launch, str(result.level["name"])))

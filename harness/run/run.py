@@ -59,7 +59,7 @@ def execute(
     sources = {(fate.launch, fate.level): fate.source for fate in reuse if fate.source}
     measured = reused = 0
     troubles: list[str] = []
-    with _recorded(run, [source.run for source in sources.values()]), interruptible(stop, tell):
+    with run.held(), _recorded(run, [source.run for source in sources.values()]), interruptible(stop, tell):
         for launch in _launches(job, more):
             todo, kept = _split(run, launch, sources, tell)
             reused += kept

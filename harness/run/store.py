@@ -16,8 +16,12 @@ runs/RUN_ID/
 """
 
 import datetime
+import fcntl
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +37,7 @@ from harness.stats.level import LevelResult, Stored
 
 FORMAT = "harness.run/1"
 S = TypeVar("S", bound=Stored)
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,119}")
 _PRIVATE_DIR = 0o700
 _PRIVATE = 0o600
 
@@ -54,13 +59,11 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """`run.json`; a folder without one never got past its plan."""
-        path = self.path / "run.json"
-        return dict(read_json(path)) if path.is_file() else {"state": "planned"}
+        return {"state": "planned", **_object(self.path / "run.json")}
 
     def facts(self) -> dict[str, Any]:
         """Machine facts, empty when not yet collected."""
-        path = self.path / "facts.json"
-        return dict(read_json(path)) if path.is_file() else {}
+        return _object(self.path / "facts.json")
 
     def launch_folder(self, launch: str) -> Path:
         """Where one launch keeps its files."""
@@ -72,8 +75,7 @@ class Run:
 
     def launch(self, name: str) -> dict[str, Any]:
         """`launch.json` of one launch, empty when it never started."""
-        path = self.launch_folder(name) / "launch.json"
-        return dict(read_json(path)) if path.is_file() else {}
+        return _object(self.launch_folder(name) / "launch.json")
 
     def level(self, launch: str, level: str) -> LevelResult | None:
         """One finished cell, None where it is not finished."""
@@ -103,6 +105,24 @@ class Run:
     def client_folder(self, launch: str, level: str) -> Path:
         """Where the client keeps what it reads while a level runs."""
         return self.level_folder(launch, level) / "client"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The run folder for one process at a time, as long as the context lasts (and the process lives).
+
+        Raises:
+            InputError: another process is carrying this run out.
+        """
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, _PRIVATE)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise InputError(f"`{self.path}` is being carried out by another process", hint="wait for it") from error
+        try:
+            yield
+        finally:
+            os.close(handle)
 
     def write_state(self, state: str, **more: Any) -> None:
         """Replace `run.json`; what was there and is not named now stays."""
@@ -171,8 +191,13 @@ def create(folder: Path, plan: Plan, *, name: str | None = None) -> Run:
     """
     run_id = name or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H%M%S}-{plan.recipe}-{plan.digest[:8]}"
     path = folder / run_id
+    if not _RUN_NAME.fullmatch(run_id):
+        raise InputError(f"`{run_id}` cannot name a run", hint="letters, digits and `._+-`, at most 120 of them")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"`{folder}` cannot hold runs: {error.strerror}") from error
+    try:
         path.mkdir(mode=_PRIVATE_DIR)
     except FileExistsError as error:
         hint = "give another --out, or go on with it: `harness run RECIPE --resume`"
@@ -208,6 +233,16 @@ def find(folder: Path, recipe: str) -> list[Run]:
 def now() -> str:
     """The wall clock, UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder, empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError(f"`{path}` holds no JSON object", hint="it was edited, or damaged")
+    return found
 
 
 def read_stored(model: type[S], path: Path) -> S:

@@ -115,11 +115,13 @@ class Arm:
 def level_key(level: Mapping[str, Any]) -> str:
     """A level's name: what it offers, without how many requests or seconds it took."""
     mode = level.get("mode")
-    if mode == "closed" or (mode is None and "concurrency" in level):
+    if mode == "serial":
+        return "serial"
+    if mode == "closed" or (mode is None and level.get("concurrency") is not None):
         return f"c{level['concurrency']}"
     for name, letter in (("rate", "r"), ("rate_rps", "r"), ("concurrency", "c")):
-        if name in level:
-            return f"{letter}{level[name]:g}"
+        if level.get(name) is not None:
+            return f"{letter}{level[name]!r}".removesuffix(".0")
     return str(mode or "level")
 
 
@@ -127,7 +129,7 @@ def order(level: Mapping[str, Any]) -> tuple[int, float]:
     """Sort key: serial first, then by concurrency, then by rate, then whatever has neither."""
     if level.get("mode") == "serial":
         return (0, 0.0)
-    if "concurrency" in level:
+    if level.get("concurrency") is not None:
         return (1, float(level["concurrency"]))
     rate = level.get("rate", level.get("rate_rps"))
     return (2, float(rate)) if rate is not None else (3, 0.0)

@@ -318,7 +318,8 @@ def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server) 
     if arm.url is not None:
         running = _running(arm, server, Path(job.plan.recipe_path).parent)
         log, dialect = folder / "server.log", arm.workload["dialect"]
-        return launching.attach(engine, running, log=log, deadline_s=job.plan.start_timeout_s, dialect=dialect)
+        patience = job.plan.start_timeout_s
+        return launching.attach(engine, running, log=log, deadline_s=patience, dialect=dialect, stop=job.stop)
     return launching.launch(
         engine,
         server,

@@ -1,0 +1,127 @@
+"""What someone did who tried to break the command line; each case once did."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.conftest import QUICK, Workplace
+
+Wait = Callable[[Callable[[], bool], str], None]
+MATRIX = QUICK[: QUICK.index("compare:")] + "timeouts: {start_s: 20, request_s: 20}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("matrix: {server.args.step-ms: []}\n", "`matrix.server.args.step-ms`: must not be empty"),
+        ("matrix: {server.args.step-ms: [1]}\nzip: {server.args.step-ms: [2]}\n", "is varied twice"),
+        ("matrix: {server.args: [1], server.args.step-ms: [1]}\n", "is varied twice"),
+        ("matrix: {server.args.step-ms: [1]}\nexclude: [{server.args.step-ms: 1}]\n", "leaves no combination"),
+        ("expect: {speculative: [speculaton]}\n", "has no feature `speculaton`"),
+        ("publish: [{doc: ../outside.md, block: x}]\n", "a document lies within the project"),
+        ("publish: [{doc: /tmp/outside.md, block: x}]\n", "a document lies within the project"),
+        ("hardware: " + "[" * 3000 + "\n", "nested too deep"),
+    ],
+)
+def test_a_recipe_that_cannot_be_meant_is_an_input_error(workplace: Workplace, more: str, message: str) -> None:
+    done = workplace.harness("plan", workplace.recipe(MATRIX + more))
+    assert (done.code, message in done.err) == (2, True), done.err
+
+
+def test_a_matrix_value_never_becomes_a_path(workplace: Workplace) -> None:
+    text = MATRIX + 'matrix: {server.variables.FOO: ["a/../../../escaped", "b\\nc"]}\n'
+    plan = workplace.harness("plan", workplace.recipe(text), "--json").json
+    names = [launch["name"] for launch in plan["launches"]]
+    assert len(set(names)) == 4
+    assert not any(set("/\n") & set(name) for name in names)
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/absolute", "a\nb", "x" * 200])
+def test_a_run_has_a_plain_name(workplace: Workplace, name: str) -> None:
+    done = workplace.harness("run", workplace.recipe(), "--name", name)
+    assert done.code == 2
+    assert "cannot name a run" in done.err
+
+
+def test_two_rates_are_two_levels_however_near(workplace: Workplace) -> None:
+    text = MATRIX.replace("concurrency: [1, 2]", "rate: [20.00000001, 20.00000002, 5]")
+    plan = workplace.harness("plan", workplace.recipe(text), "--json").json
+    levels = [cell["level"]["name"] for cell in plan["launches"][0]["cells"]]
+    assert levels == ["r5", "r20.00000001", "r20.00000002"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_stream_neither_hangs_nor_loses_a_run(workplace: Workplace, closed: str) -> None:
+    workplace.recipe()
+    line = f'"{sys.executable}" -m harness run quick.yaml {closed}'
+    done = subprocess.run(["bash", "-c", line], cwd=workplace.root, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert workplace.state()["state"] == "done"
+
+
+def test_a_run_is_carried_out_by_one_process_at_a_time(workplace: Workplace) -> None:
+    from harness.errors import InputError
+    from harness.run.store import Run
+
+    workplace.harness("run", workplace.recipe())
+    run = Run(workplace.run())
+    with run.held(), pytest.raises(InputError, match="carried out by another process"), Run(run.path).held():
+        pass
+
+
+def test_a_server_that_never_answers_can_be_stopped_waiting_for(workplace: Workplace, wait_for: Wait) -> None:
+    attach = 'engine: attach\n  url: "http://127.0.0.1:1"'
+    text = MATRIX.replace("engine: simulated\n  args: {step-ms: 2, sequence-ms: 0.1}", attach)
+    text = text[: text.index("arms:")] + text[text.index("workload:") :]
+    process = workplace.start("run", workplace.recipe(text))
+    wait_for(lambda: any(workplace.root.glob("runs/*/facts.json")), "the run to begin")
+    wait_for(lambda: "launch" in next(workplace.root.glob("runs/*/events.jsonl")).read_text(), "the launch")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert workplace.state()["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("name", ["run.json", "facts.json", "launches/01-baseline/launch.json"])
+@pytest.mark.parametrize("content", ["null", "5", "[]", "[" * 100_000])
+def test_a_damaged_run_is_told_by_file(workplace: Workplace, name: str, content: str, finished: Path) -> None:
+    path = finished / name
+    kept = path.read_text()
+    path.write_text(content)
+    try:
+        verb = "show" if name == "run.json" else "compare"
+        done = workplace.harness(verb, finished)
+        assert done.code == 2
+        assert name.rsplit("/", 1)[-1] in done.err
+    finally:
+        path.write_text(kept)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run for many to damage."""
+    root = tmp_path_factory.mktemp("finished")
+    (root / "quick.yaml").write_text(QUICK[: QUICK.index("publish:")] + QUICK[QUICK.index("timeouts:") :])
+    command = [sys.executable, "-m", "harness", "run", "quick.yaml", "--name", "it", "--json", "-q"]
+    done = subprocess.run(command, cwd=root, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "done"
+    return root / "runs" / "it"
+
+
+@pytest.mark.parametrize("columns", ["", "abc", "-5", "3"])
+def test_any_columns_will_do(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert workplace.harness("plan", workplace.recipe()).code == 0
+
+
+def test_closed_and_open_loops_stand_in_one_comparison_without_being_mixed_up(workplace: Workplace) -> None:
+    workplace.harness("run", workplace.recipe(), "--name", "closed")
+    text = QUICK.replace("concurrency: [1, 2]", "rate: [20]")
+    workplace.harness("run", workplace.recipe(text), "--name", "open")
+    done = workplace.harness("compare", "runs/closed", "runs/open", "--json")
+    assert {row["verdict"] for found in done.json["comparisons"] for row in found["rows"]} == {"not comparable"}
