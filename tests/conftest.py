@@ -1,9 +1,13 @@
 """What tests of several rooms share: the tiny model, and the built environment that can serve it."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import tiny_model as maker
+
+# A test run that was started in the background inherits an ignored SIGINT, and would hand it on to all it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,8 @@ def publish_runs(arguments: argparse.Namespace) -> int:
             continue
         for line in targets.publish(run, plan, found, root):
             arguments.talk.line(line)
+        if not plan.publish:
+            arguments.talk.line(f"{run.run_id}: nothing to publish, its recipe names no document and no logbook")
     if stale:
         arguments.talk.data({"stale": stale}, "\n".join(stale))
         raise AnswerIsNo("documents are stale", hint="run `harness publish RUN` and commit what changed")
@@ -143,7 +145,7 @@ def run_view(run: "Run") -> "RenderableType":
     from harness.run import answer
 
     plan, state = run.plan(), run.state()
-    parts: list[RenderableType] = [Text(f"{run.run_id}: {state['state']}\n{safe(plan.question)}")]
+    parts: list[RenderableType] = [Text(f"{run.run_id}: {run.told_state()}\n{safe(plan.question)}")]
     if error := state.get("error"):
         parts.append(Text(safe(str(error))))
     done = list(run.levels())

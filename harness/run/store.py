@@ -61,6 +61,17 @@ class Run:
         """`run.json`; a folder without one never got past its plan."""
         return {"state": "planned", **_object(self.path / "run.json")}
 
+    def told_state(self) -> str:
+        """The state as people are told it: a run that no process carries out any more was killed."""
+        state = str(self.state()["state"])
+        if state != "running":
+            return state
+        try:
+            with self.held():
+                return "killed; go on with `harness run RECIPE --resume`"
+        except InputError:
+            return state
+
     def facts(self) -> dict[str, Any]:
         """Machine facts, empty when not yet collected."""
         return _object(self.path / "facts.json")

@@ -133,7 +133,7 @@ def row_of(
     return Row(
         **head,
         verdict=verdict,
-        direction=_direction(contrast.mean, how.metric),
+        direction=_direction(contrast, how),
         estimate=_estimate(sides, key, how.metric),
         secondary={metric: estimate for metric, estimate in secondary.items() if estimate is not None},
         p=p,
@@ -240,10 +240,11 @@ def _side(log_ratio: float, metric: str) -> Literal["better", "worse"]:
     return "better" if (log_ratio > 0) == HIGHER_IS_BETTER[metric] else "worse"
 
 
-def _direction(log_ratio: float, metric: str) -> Literal["base", "treatment", "even"]:
-    if log_ratio == 0:
+def _direction(contrast: Contrast, how: Settings) -> Literal["base", "treatment", "even"]:
+    """Which arm the estimate favours; without an error of its own, one within the margin favours none."""
+    if contrast.mean == 0 or (contrast.error is None and abs(contrast.mean) < math.log1p(how.margin)):
         return "even"
-    return "treatment" if _side(log_ratio, metric) == "better" else "base"
+    return "treatment" if _side(contrast.mean, how.metric) == "better" else "base"
 
 
 def _more(contrast: Contrast, how: Settings) -> int | None:

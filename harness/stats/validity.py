@@ -200,8 +200,8 @@ def _stalled(result: LevelResult, context: Context) -> Iterator[Finding]:
     """Slices in which hardly anything arrived, where a slice is long enough to see a first token and several chunks."""
     slices, (start, end) = context.slices, (result.window.start_s, result.window.end_s)
     waits = [wait for name in ("ttft_s", "chunk_gap_s") if (wait := _typical(result, name)) is not None]
-    if not slices or not waits or start is None or end is None:
-        return
+    if not slices or not waits or start is None or end is None or result.level.get("mode") == "open":
+        return  # an open loop has idle times of its own
     if (end - start) / len(slices) < WAVES * max(waits):
         return
     usual = float(np.median(slices))

@@ -2,12 +2,10 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "golden"
 _FILTERS = (
-    (re.escape(sys.executable), "PYTHON"),
     (r"\b[0-9a-f]{16}\b", "DIGEST16"),
     (r"\b[0-9a-f]{12}\b", "DIGEST12"),
     (r"harness \d+\.\d+\.\d+", "harness VERSION"),

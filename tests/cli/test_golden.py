@@ -1,6 +1,7 @@
 """What the command line prints, whole."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_help_lists_the_verbs_and_exit_codes(capsys: pytest.CaptureFixture[str])
 
 def test_the_plan_of_the_simulated_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "executable", "PYTHON")  # its length would decide where lines break
     assert main(["plan", "recipes/simulated/demo-speculation.yaml", "--out", "no-runs-here"]) == 0
     golden.check("plan.txt", capsys.readouterr().out)
 

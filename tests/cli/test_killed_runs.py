@@ -22,9 +22,9 @@ CLIENT = "runs/*/launches/01-baseline/levels/c1/client"
 
 @pytest.fixture
 def going(workplace: Workplace, wait_for: Wait) -> Iterator["subprocess.Popen[str]"]:
-    """A run in its first level, two requests of which have come back."""
+    """A run in its first level, whose warm-up request and two more have come back."""
     process = workplace.start("run", workplace.recipe(LONG))
-    wait_for(lambda: len(arrived(workplace.root)) >= 2, "two requests")
+    wait_for(lambda: len(arrived(workplace.root)) >= 3, "three requests")
     yield process
     if process.poll() is None:
         process.kill()
