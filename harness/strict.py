@@ -120,7 +120,7 @@ def parse(document: Document, model: type[M], *, under: Pointer = ()) -> M:
         return model.model_validate_json(json.dumps(data))
     except ValidationError as error:
         faults = [_explain(document, data, under, model, dict(item)) for item in error.errors()]
-        raise InputError.of(sorted(_unique(faults), key=_line)) from error
+        raise InputError.of(_unique(faults)) from error
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
@@ -319,10 +319,6 @@ def _dotted(pointer: Pointer) -> str:
 
 def _unique(faults: Iterable[Fault]) -> list[Fault]:
     return list(dict.fromkeys(faults))
-
-
-def _line(fault: Fault) -> tuple[int, int]:
-    return (fault.where.line, fault.where.column) if fault.where else (0, 0)
 
 
 def _at(path: str, mark: Any) -> Location | None:

@@ -16,7 +16,7 @@ from harness.errors import Fault, InputError
 from harness.files import digest
 from harness.recipe import identity
 from harness.recipe.expand import Arm, Expanded
-from harness.recipe.schema import Compare, DocTarget, Setup, Sweep
+from harness.recipe.schema import Compare, DocTarget, Sweep
 from harness.stats.level import Stored
 
 FORMAT = "harness.plan/1"
@@ -447,9 +447,3 @@ def _compare(compare: Compare | None, expanded: Expanded) -> dict[str, Any] | No
 
 def _target(target: DocTarget | str) -> dict[str, str]:
     return {"kind": "logbook"} if isinstance(target, str) else {"kind": "doc", "doc": target.doc, "block": target.block}
-
-
-def setups(expanded: Expanded) -> Iterator[tuple[str, Setup]]:
-    """Each arm's name and setup, for looking facts up."""
-    for arm in expanded.arms:
-        yield arm.name, arm.setup

@@ -35,6 +35,7 @@ class CellFate:
 
 def fates(plan: Plan, earlier: Sequence[Run]) -> list[CellFate]:
     """For every cell of a plan: is there a finished one to reuse, and if not, why not?"""
+    earlier = list(_readable(earlier))  # once, not for every cell
     finished = _finished(earlier)
     found = []
     for launch, cell in plan.cells():
@@ -66,7 +67,7 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
 
 def _fate(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> CellFate:
     """Why a cell that cannot be reused must run: never measured, measured as something else, or in vain."""
-    for run in _readable(earlier):
+    for run in earlier:
         for old_launch, old in run.plan().cells():
             same = old_launch.name == launch.name and old.level.name == cell.level.name
             if not same or (result := run.level(old_launch.name, old.level.name)) is None:
@@ -91,7 +92,7 @@ def _readable(earlier: Sequence[Run]) -> Iterator[Run]:
 def _finished(earlier: Sequence[Run]) -> dict[str, Reusable]:
     """Cells whose numbers count, by identity; the newest run wins."""
     found: dict[str, Reusable] = {}
-    for run in _readable(earlier):
+    for run in earlier:
         for launch, result in run.levels():
             if result.verdict.state in _COUNT:
                 found.setdefault(result.cell_id, Reusable(run, launch, str(result.level["name"])))
