@@ -107,6 +107,7 @@ class PlannedArm(Stored):
     variables: dict[str, str] = {}
     secrets: tuple[str, ...] = ()
     host: str
+    nodes: int = 1
     port: int | None = None
     url: str | None = None
     ca_file: str | None = None
@@ -115,6 +116,14 @@ class PlannedArm(Stored):
     workload: dict[str, Any]
     expect: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+
+
+class PlannedClient(Stored):
+    """Where the load comes from: on the server's first machine or on others, from how many processes and machines."""
+
+    node: Literal["head", "separate"] = "head"
+    processes: int | None = None
+    nodes: int = 1
 
 
 class Finding(Stored):
@@ -140,6 +149,7 @@ class Plan(Stored):
     question: str
     arms: dict[str, PlannedArm]
     launches: tuple[PlannedLaunch, ...]
+    client: PlannedClient = PlannedClient()
     compare: dict[str, Any] | None = None
     publish: tuple[dict[str, str], ...] = ()
     start_timeout_s: float
@@ -188,6 +198,7 @@ def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> 
         question=recipe.question,
         arms=arms,
         launches=launches,
+        client=PlannedClient(**recipe.client.model_dump()),
         compare=_compare(recipe.compare, expanded),
         refine=recipe.refine.model_dump() | {"grid": sorted(recipe.sweep.concurrency or ())} if recipe.refine else None,
         publish=tuple(_target(target) for target in recipe.publish),
@@ -255,6 +266,7 @@ def _arm(arm: Arm, expanded: Expanded, found: Found) -> PlannedArm:
         variables=dict(server.variables),
         secrets=tuple(server.secrets),
         host=server.host,
+        nodes=server.nodes,
         port=server.port,
         url=server.url,
         ca_file=server.ca_file,
@@ -354,9 +366,11 @@ def _cells(expanded: Expanded, arm: PlannedArm, at: _At, found: Found) -> Iterat
 def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, measurement: str) -> dict[str, Any]:
     """Everything that can move the numbers of one cell (design: section 3), ready for its sha256."""
     model = arm.model.model_dump(include={"path", "from_env", "name", "sha256", "facts"}) if arm.model else None
+    spread = {"nodes": arm.nodes} if arm.nodes > 1 else {}
     return {
         "env_id": arm.env_id,
         "engine": arm.engine,
+        **spread,
         "args": arm.args,
         "unchecked": list(arm.unchecked),
         "variables": arm.variables,

@@ -38,6 +38,7 @@ class ServerSection(Strict):
     variables: dict[str, str] = Field(default={}, description="environment variables of the server")
     secrets: list[str] = Field(default=[], description="names of variables passed through and never stored")
     host: str = "127.0.0.1"
+    nodes: Annotated[int, Field(ge=1, le=1024)] = Field(default=1, description="machines that one server spans")
     port: int | None = Field(default=None, ge=1, le=65535, description="default: a free one")
     url: str | None = Field(
         default=None, pattern=r"^https?://[^/?#]+/?$", description="engine `attach`: where the running server is"
@@ -113,6 +114,18 @@ class Sweep(Strict):
         return self
 
 
+class Client(Strict):
+    """Where the load comes from. Not part of a cell's identity: the record says where it came from."""
+
+    node: Literal["head", "separate"] = Field(
+        default="head", description="the server's first machine, or one of its own that no server runs on"
+    )
+    processes: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        default=None, description="default: as many as needed"
+    )
+    nodes: Annotated[int, Field(ge=1, le=256)] = Field(default=1, description="machines that offer the load together")
+
+
 class Compare(Strict):
     """Which arms are compared, what they may differ in, and how often each is launched."""
 
@@ -123,6 +136,11 @@ class Compare(Strict):
     )
     launches: int = Field(default=1, ge=1, le=1000)
     order: Literal["abba", "random"] = "abba"
+    same_nodes: bool | Literal["block"] = Field(
+        default=True,
+        description="on a cluster: all launches one after another on the same machines; `block`: those of a block, and "
+        "blocks side by side; false: every launch wherever there is room",
+    )
     seed: int = 0
     margin: float = Field(default=0.02, gt=0, lt=1, description="a ratio this near 1 is no difference")
     aa: bool = Field(default=False, description="run the base against itself: the noise floor")
@@ -202,6 +220,7 @@ class Recipe(Strict):
     workload: Workload
     warmup: Warmup = Warmup()
     sweep: Sweep
+    client: Client = Client()
     compare: Compare | None = None
     refine: Refine | None = None
     expect: dict[str, list[str]] = Field(default={}, description="arm -> features that must prove to be engaged")
