@@ -14,7 +14,6 @@ from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
 import requests
-from prometheus_client.parser import text_string_to_metric_families
 
 from harness.files import append_line
 
@@ -170,6 +169,9 @@ def read_metrics(text: str, at: float) -> Scrape:
     Raises:
         ValueError: it is not Prometheus text.
     """
+    # It brings an HTTP server along, which a server without metrics need not wait for.
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.truthd import COMPILER, start
 from harness.load.client import Load, Target, run_level
@@ -13,6 +14,7 @@ from harness.load.records import Chunk, ClientFacts, LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.stats import metrics
 from harness.stats.level import Window
+from harness.stats.percentiles import bounded
 
 CLIENT = ClientFacts(processes=1, cpu_s=0.5, wall_s=10.0, kernel_stamps=True, reads=10, parse_s=0.1)
 
@@ -116,6 +118,18 @@ def test_percentiles_stand_only_where_the_sample_supports_them():
     assert (few.p50, few.p90, few.p99) == (1.0, None, None)
     assert many.p99 == pytest.approx(989.01)  # numpy's linear interpolation: 0.99 * 999
     assert metrics.summary([]).n == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 11, 64, 511, 662, 5000, 128_000])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
+def test_the_ranks_that_bound_a_percentile_are_those_of_scipys_binomial(count, share):
+    chances = stats.binom.cdf(np.arange(count + 1), count, share)
+    found = bounded(np.arange(1, count + 1), share)
+    # The sample 1, 2, 3 ... names its own ranks; X_(r) lies above the quantile when fewer than r samples lie below it.
+    below = [rank for rank in range(1, count + 1) if chances[rank - 1] <= 0.025]
+    above = [rank for rank in range(1, count + 1) if chances[rank - 1] >= 0.975]
+    assert found.low == (below[-1] if below else None)
+    assert found.high == (above[0] if above else None)
 
 
 def test_goodput_counts_requests_that_keep_every_objective():
