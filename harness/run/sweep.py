@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from harness.engines.engine import Engine, Model, Observed, Sampling
+from harness.engines.engine import Engine, Model, Sampling
 from harness.files import append_line
 from harness.load.capacity import Capacities
 from harness.load.client import Load, Target, run_level
@@ -19,16 +19,15 @@ from harness.load.prompts import PromptSet
 from harness.load.records import LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
-from harness.run import gpu, privacy
+from harness.run import judge, privacy
 from harness.run import launch as launching
 from harness.run.launch import Launched
 from harness.run.store import Run
-from harness.stats import metrics, slices, validity
-from harness.stats.level import LevelResult, Reason, Verdict
+from harness.stats import metrics
+from harness.stats.level import LevelResult, Reason
 
 Tell = Callable[..., None]
 _FLUSH_S = 30.0
-_CUT = {"level-timeout"}
 _LOOK_S = 0.1  # between looks at the user's wish and the server's life
 
 
@@ -109,7 +108,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
         )
     if bench.stop.is_set():
         return None
-    result = _with_reasons(_judge(bench, cell, trace, observer, flushed), cut)
+    result = _judge(bench, cell, trace, observer, flushed, cut)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
     return result
@@ -191,7 +190,14 @@ def _load(level: PlannedLevel) -> Load:
     )
 
 
-def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observer, flushed: bool | None) -> LevelResult:
+def _judge(
+    bench: Bench,
+    cell: PlannedCell,
+    trace: LevelTrace,
+    observer: Observer,
+    flushed: bool | None,
+    cut: Sequence[Reason],
+) -> LevelResult:
     """Metrics, then the verdict over them and everything seen around the level."""
     who = metrics.Identity(cell.cell_id, bench.arm.name, bench.launch.name, bench.launch.block, bench.engine.simulated)
     death = bench.server.death()
@@ -202,19 +208,17 @@ def _judge(bench: Bench, cell: PlannedCell, trace: LevelTrace, observer: Observe
         server={**observer.named(), "flushed": flushed},
         capacity=bench.capacities.of(trace),
     )
-    observed = Observed(bench.answers, bench.server.log_text(), observer.deltas())
-    promised = bench.arm.expect if result.ok else ()  # where nothing was answered, nothing had a chance to engage
-    context = validity.Context(
-        cold=bool(bench.arm.workload["cold"]),
-        fixed_tokens=bench.arm.workload["max_tokens"] if bench.arm.workload["ignore_eos"] else None,
-        server_died=death.name if death else None,
-        server_restarted=observer.restarted(),
-        throttled=[gpu.throttle_names(mask) for mask in observer.throttles()],
-        evidence=[bench.engine.evidence(feature, observed) for feature in promised],
-        slices=slices.throughput(result, trace.records),
-        records=trace.records,
+    seen = judge.Seen(
+        answers=bench.answers,
+        log=bench.server.log_text(),
+        deltas=observer.deltas(),
+        died=death.name if death else None,
+        restarted=observer.restarted(),
+        throttles=observer.throttles(),
+        flushed=flushed,
+        cut=cut,
     )
-    return _with_reasons(validity.judged(result, context), _not_flushed(flushed))
+    return judge.judged(result, bench.arm, bench.engine, trace.records, seen)
 
 
 def flush(bench: Bench) -> bool | None:
@@ -227,22 +231,6 @@ def flush(bench: Bench) -> bool | None:
             return session.request(method, bench.server.base_url + path, timeout=_FLUSH_S).ok
         except requests.RequestException:
             return False
-
-
-def _not_flushed(flushed: bool | None) -> list[Reason]:
-    if flushed is not False:
-        return []
-    return [Reason(code="not-flushed", message="the server did not confirm that it emptied its prefix cache")]
-
-
-def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult:
-    """A judged level with more to distrust it for; one that was cut short is invalid, another valid one suspect."""
-    if not reasons:
-        return result
-    known = result.verdict.reasons
-    cut = any(reason.code in _CUT for reason in reasons)
-    state = "invalid" if cut else "suspect" if result.verdict.state == "valid" else result.verdict.state
-    return result.model_copy(update={"verdict": Verdict(state=state, reasons=(*known, *reasons))})
 
 
 def _slowest(bench: Bench) -> float:

@@ -1,0 +1,83 @@
+"""The verdict on one level, from its requests and from what was seen around it.
+
+`sweep` judges a level when its clock has stopped, `verify` once more from what was stored: both in this one way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.engines.engine import Engine, Observed
+from harness.load.records import RequestRecord
+from harness.recipe.plan import PlannedArm
+from harness.run import gpu
+from harness.stats import slices, validity
+from harness.stats.level import LevelResult, Reason, Verdict
+
+CUT = frozenset({"level-timeout"})  # reasons of levels that were broken off
+_NOT_FLUSHED = Reason(code="not-flushed", message="the server did not confirm that it emptied its prefix cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen around one level, beside its requests.
+
+    Attributes:
+        answers: what the server said of itself when it was ready, by path.
+        log: the server's log until then.
+        deltas: how far its counters went over the level, by its own names.
+        evidence: False where nobody can tell any more what the server logged: promised features are not judged.
+        died: how the server ended, where it did.
+        restarted: a counter went backwards.
+        throttles: masks of the GPU's reasons for slowing down.
+        flushed: whether the server confirmed an empty prefix cache; None where it was not asked.
+        cut: why the level was broken off.
+    """
+
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+    deltas: Mapping[str, float] = field(default_factory=dict)
+    evidence: bool = True
+    died: str | None = None
+    restarted: bool = False
+    throttles: Sequence[int] = ()
+    flushed: bool | None = None
+    cut: Sequence[Reason] = ()
+
+
+def judged(
+    result: LevelResult, arm: PlannedArm, engine: Engine, records: Sequence[RequestRecord], seen: Seen
+) -> LevelResult:
+    """A level's result with its verdict put in.
+
+    Args:
+        result: what `stats.metrics` made of the requests; the verdict it carries is ignored.
+        arm: what was planned for its server.
+        engine: who knows what proves a feature.
+        records: the level's requests.
+        seen: everything else.
+    """
+    observed = Observed(seen.answers, seen.log, seen.deltas)
+    # Where nothing was answered, nothing had a chance to engage.
+    promised = arm.expect if result.ok and seen.evidence else ()
+    context = validity.Context(
+        cold=bool(arm.workload["cold"]),
+        fixed_tokens=arm.workload["max_tokens"] if arm.workload["ignore_eos"] else None,
+        server_died=seen.died,
+        server_restarted=seen.restarted,
+        throttled=[gpu.throttle_names(mask) for mask in seen.throttles],
+        evidence=[engine.evidence(feature, observed) for feature in promised],
+        slices=slices.throughput(result, records),
+        records=records,
+    )
+    flushed = [_NOT_FLUSHED] if seen.flushed is False else []
+    return _with_reasons(validity.judged(result, context), [*flushed, *seen.cut])
+
+
+def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult:
+    """A judged level with more to distrust it for; one that was cut short is invalid, another valid one suspect."""
+    if not reasons:
+        return result
+    cut = any(reason.code in CUT for reason in reasons)
+    state = "invalid" if cut else "suspect" if result.verdict.state == "valid" else result.verdict.state
+    return result.model_copy(update={"verdict": Verdict(state=state, reasons=(*result.verdict.reasons, *reasons))})
