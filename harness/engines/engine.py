@@ -34,7 +34,8 @@ class Server:
     `args` are the engine's own long flag names without dashes, in the recipe's order; True is a bare flag, None and
     False leave it out, a list repeats or joins as the engine wants. `python` is the interpreter of the built
     environment, None for an engine that needs none. `unchecked` goes to the end of the argv as it is. `tls` is for one
-    that runs already and is encrypted; those that we start speak plain HTTP.
+    that runs already and is encrypted; those that we start speak plain HTTP. `cpus` are those it may run on, empty for
+    all that we may.
     """
 
     engine: str
@@ -46,14 +47,16 @@ class Server:
     python: str | None = None
     unchecked: tuple[str, ...] = ()
     tls: Tls | None = None
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to execute, without a shell."""
+    """What to execute, without a shell, and on which CPUs (empty: all that we may use)."""
 
     argv: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

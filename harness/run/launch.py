@@ -390,7 +390,7 @@ class _Start:
     def run(self, marker: str) -> Launched:
         """Start, watch, and return a ready server, or clean up and say why not."""
         command = self.engine.command(self.server)
-        command = replace(command, argv=(*command.argv, *self.server.unchecked))
+        command = replace(command, argv=(*command.argv, *self.server.unchecked), cpus=self.server.cpus)
         process = supervise.start(
             command,
             log=self.log,

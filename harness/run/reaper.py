@@ -8,7 +8,8 @@ its mark or by the roster this program keeps.
 
 Orders come as JSON lines on stdin, reports go as JSON lines to stdout:
 
-    > {"argv": [...], "variables": {...}, "cwd": "...", "log": "...", "roster": "...", "mark": "...", "secrets": {...}}
+    > {"argv": [...], "cpus": [...], "variables": {...}, "cwd": "...", "log": "...", "roster": "...", "mark": "...",
+       "secrets": {...}}
     < {"started": PID, "start": TICKS}   or   {"failed": "message"}
     < {"exited": CODE}                   negative for a signal, as subprocess has it
     > {"stop": ["SIGTERM"], "grace_s": 15, "term_grace_s": 5}      > {"kill": true}
@@ -217,10 +218,13 @@ class Reaper:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if cpus:
+                os.sched_setaffinity(0, cpus)
 
         argv: list[str] = self.order["argv"]
         variables: dict[str, str] = self.order["variables"]
         folder: str = self.order["cwd"]
+        cpus: list[int] = self.order["cpus"]
         child = subprocess.Popen(
             argv,
             env=variables,

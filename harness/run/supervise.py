@@ -365,6 +365,7 @@ def start(
     process.begin(
         {
             "argv": list(command.argv),
+            "cpus": list(command.cpus),
             "variables": variables,
             "cwd": str(cwd),
             "log": str(log),

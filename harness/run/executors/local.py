@@ -38,6 +38,8 @@ class Job:
     stop: threading.Event  # the user said stop
     deadline: float = math.inf  # when the run must end, by the monotonic clock
     capacities: Capacities = field(default_factory=Capacities)  # of the load client, found out as levels need them
+    node: Mapping[str, Any] = field(default_factory=dict)  # what the record says about where this runs
+    server_cpus: tuple[int, ...] = ()  # those that servers may run on; empty: all that we may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
     """A ready server, recorded; on leaving it is stopped, and the stop is verified and recorded."""
     arm = job.plan.arms[planned.arm]
     engine, found = engine_of(arm.engine), environment(job.plan, arm)
-    server = server_of(arm, found, model(arm, found, job.site), job.site)
+    server = replace(server_of(arm, found, model(arm, found, job.site), job.site), cpus=job.server_cpus)
     _say(job, planned, f"starting {_label(engine)}")
     job.run.event("launch", launch=planned.name, arm=planned.arm)
     record: dict[str, Any] = {
@@ -239,6 +241,7 @@ def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
         "env_id": arm.env_id,
         "python": found.python_version,
         "drift": list(found.drift),
+        **job.node,
     }
     try:
         launched = _bring_up(job, planned, engine, server)
