@@ -10,8 +10,8 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,8 @@ Pointer = tuple[str | int, ...]
 class Strict(BaseModel):
     """Base of every model read from a file: frozen, no coercion, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Built when first used: a file has one model at its top, and those inside it need no validator of their own.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -53,6 +54,16 @@ class Document:
     def fault(self, pointer: Pointer, message: str, hint: str | None = None) -> Fault:
         """A fault at a value of this document."""
         return Fault(message, self.locate(pointer), hint)
+
+    def without(self, places: Collection[Location | None]) -> "Document":
+        """The document less the values that were written at some places, so that the rest can be judged."""
+        return replace(self, data=self._less((), self.data, places))
+
+    def _less(self, pointer: Pointer, data: Any, places: Collection[Location | None]) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {key: value for key, value in data.items() if self.places.get((*pointer, key)) not in places}
+        return {key: self._less((*pointer, key), value, places) for key, value in kept.items()}
 
 
 def read(path: Path) -> Document:

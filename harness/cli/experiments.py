@@ -49,10 +49,11 @@ def _recipe_options(verb: argparse.ArgumentParser) -> None:
 
 def show_plan(arguments: argparse.Namespace) -> int:
     """`harness plan`."""
+    from harness.recipe.decide import decide
     from harness.recipe.site import load as load_site
     from harness.run.resume import fates
 
-    _, plan = _planned(arguments.recipe, load_site())
+    _, plan = decide(arguments.recipe, load_site())
     found = fates(plan, _earlier(arguments, plan))
     data = {
         "digest": plan.digest,
@@ -69,6 +70,7 @@ def run_recipe(arguments: argparse.Namespace) -> int:
     """`harness run`."""
     from harness.cli.live import LiveView
     from harness.publish import targets
+    from harness.recipe.decide import decide
     from harness.recipe.site import load as load_site
     from harness.run import answer, needs, store
     from harness.run.resume import fates
@@ -76,7 +78,7 @@ def run_recipe(arguments: argparse.Namespace) -> int:
 
     talk = arguments.talk
     site = load_site()
-    expanded, plan = _planned(arguments.recipe, site)
+    expanded, plan = decide(arguments.recipe, site)
     _refuse(plan, expanded)
     earlier = _earlier(arguments, plan)
     found = fates(plan, earlier) if arguments.resume else []
@@ -157,17 +159,6 @@ def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]
     for trouble in troubles:
         arguments.talk.line(f"warning: {trouble}; measured again on a fresh one")
     return 0
-
-
-def _planned(path: Path, site: "Site") -> "tuple[Expanded, Plan]":
-    from harness.recipe import findings
-    from harness.recipe import plan as planning
-    from harness.recipe.expand import load
-    from harness.recipe.gather import gather
-
-    expanded = load(path)
-    found = gather(expanded, site)
-    return expanded, planning.make(expanded, found, findings.find(expanded))
 
 
 def _root(expanded: "Expanded") -> Path:

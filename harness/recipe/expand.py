@@ -3,30 +3,34 @@
 Every value keeps the place it was written at, through inheritance, arm and matrix, so that a fault names that line.
 """
 
-import itertools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.errors import Fault, InputError, Location
-from harness.files import digest
-from harness.recipe.schema import Compare, Recipe, Setup
+from harness.recipe import grid
+from harness.recipe.grid import Varied
+from harness.recipe.schema import Compare, Grid, Recipe, Setup
 from harness.strict import Document, M, Pointer, merge, parse, read, suggest
 
-_PLAIN = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,31}")
 ARM_KEYS = ("env", "model", "server", "workload")
+_GRID_KEYS = ("matrix", "zip", "exclude")
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm, worked out to the end; `overrides` are the dotted paths in which it departs from the recipe."""
+    """One arm, worked out to the end.
+
+    `overrides` are the dotted paths in which it departs from the recipe; `written_as` is the recipe's own name for it,
+    which all arms that a grid made of it share.
+    """
 
     name: str
     setup: Setup
     document: Document
     overrides: tuple[str, ...]
+    written_as: str
 
     def place(self, *pointer: str | int) -> Location | None:
         """Where a value of this arm was written."""
@@ -46,6 +50,11 @@ class Expanded:
         """One arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
+    def promised(self, arm: Arm) -> tuple[str, ...]:
+        """Features that must prove to be engaged in an arm."""
+        wanted = self.recipe.expect
+        return tuple(dict.fromkeys([*wanted.get(arm.written_as, ()), *wanted.get(arm.name, ())]))
+
 
 def load(path: Path) -> Expanded:
     """Read a recipe and work out its arms.
@@ -53,28 +62,53 @@ def load(path: Path) -> Expanded:
     Raises:
         InputError: all faults of the recipe at once, each with file, line and column.
     """
+    read_so_far = examine(path)
+    if read_so_far.faults or read_so_far.recipe is None:
+        raise InputError.of(list(dict.fromkeys(read_so_far.faults)))
+    return Expanded(path, read_so_far.recipe, read_so_far.document, read_so_far.arms)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """As much of a recipe as can be read, and what is wrong with the rest; without a recipe there is no matrix."""
+
+    document: Document
+    recipe: Recipe | None
+    arms: tuple[Arm, ...]
+    faults: tuple[Fault, ...]
+
+
+def examine(path: Path) -> Examined:
+    """Read what can be read of a recipe.
+
+    Raises:
+        InputError: the file is no YAML mapping, or what it extends cannot be read.
+    """
     document = _inherited(path, ())
     faults: list[Fault] = []
     recipe = _checked(document, Recipe, faults)
-    if recipe is not None and (grid := list(_grid_faults(document, recipe))):
-        raise InputError.of(grid)
+    if recipe is not None and (wrong := list(grid.faults(document, [Varied(recipe)], ARM_KEYS))):
+        return Examined(document, None, (), tuple(wrong))
     arms: list[Arm] = []
-    for name, arm_document, overrides in _arms(document, recipe, faults):
-        if (setup := _checked(arm_document, Setup, faults)) is not None:
-            arms.append(Arm(name, setup, arm_document, overrides))
+    for written in _written(document, faults):
+        for name, arm_document, overrides in _grown(document, recipe, written, faults):
+            if (setup := _checked(arm_document, Setup, faults)) is not None:
+                arms.append(Arm(name, setup, arm_document, overrides, written.name))
     if recipe is not None:
-        faults += _reference_faults(document, recipe, [arm.name for arm in arms])
-    if faults or recipe is None:
-        raise InputError.of(list(dict.fromkeys(faults)))
-    return Expanded(path, recipe, document, tuple(arms))
+        faults += _reference_faults(document, recipe, arms)
+    return Examined(document, recipe, tuple(arms), tuple(faults))
 
 
 def _checked(document: Document, model: type[M], faults: list[Fault]) -> M | None:
-    """A document as its model, or None with its faults added."""
+    """A document as its model, its faults added; what is faulty is left out, None where it cannot be done without."""
     try:
         return parse(document, model)
     except InputError as error:
         faults += error.faults
+        rest = document.without({fault.where for fault in error.faults})
+    try:
+        return parse(rest, model)
+    except InputError:
         return None
 
 
@@ -96,28 +130,50 @@ def _inherited(path: Path, chain: tuple[Path, ...]) -> Document:
     return merge(_inherited(parent, (*chain, here)), document)
 
 
-def _arms(
-    document: Document, recipe: Recipe | None, faults: list[Fault]
-) -> Iterator[tuple[str, Document, tuple[str, ...]]]:
-    """Each arm laid over the recipe, its name, and the paths it sets; a recipe that is faulty has no matrix yet."""
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """An arm as the recipe writes it: laid over the recipe, the paths it sets, and a grid of its own if it has one."""
+
+    name: str
+    laid: Document
+    overrides: tuple[str, ...]
+    grid: Varied | None
+
+
+def _written(document: Document, faults: list[Fault]) -> Iterator[_Written]:
+    """Each arm of the recipe; one that names none has one, `only`."""
     base = _slice(document, (), {key: document.data[key] for key in ARM_KEYS if key in document.data})
     arms = document.data.get("arms") or {"only": {}}
     for name in arms if isinstance(arms, dict) else ():
         pointer: Pointer = ("arms", name)
         data = arms[name] if isinstance(arms[name], dict) else {}
-        wrong = [key for key in data if key not in ARM_KEYS]
-        faults += [
-            document.fault((*pointer, key), f"an arm cannot set `{key}`", suggest(key, ARM_KEYS)) for key in wrong
-        ]
+        known = (*ARM_KEYS, *_GRID_KEYS)
+        wrong = [key for key in data if key not in known]
+        faults += [document.fault((*pointer, key), f"an arm cannot set `{key}`", suggest(key, known)) for key in wrong]
         arm = _slice(document, pointer, {key: value for key, value in data.items() if key in ARM_KEYS})
-        laid = merge(base, arm)
-        overrides = tuple(sorted(_leaves(arm.data)))
-        if recipe is None:
-            yield name, laid, overrides
-            continue
-        for suffix, point, combination in _combinations(document, recipe):
-            paths = tuple(sorted({*overrides, *combination}))
-            yield name + suffix, merge(laid, point) if combination else laid, paths
+        own = _slice(document, pointer, {key: value for key, value in data.items() if key in _GRID_KEYS})
+        varied = _checked(own, Grid, faults) if own.data else None
+        yield _Written(
+            name, merge(base, arm), tuple(sorted(_leaves(arm.data))), Varied(varied, pointer) if varied else None
+        )
+
+
+def _grown(
+    document: Document, recipe: Recipe | None, arm: _Written, faults: list[Fault]
+) -> Iterator[tuple[str, Document, tuple[str, ...]]]:
+    """The arms that grids make of one: name, document, paths it sets. A recipe that is faulty has no grid yet."""
+    if recipe is None:
+        yield arm.name, arm.laid, arm.overrides
+        return
+    varied = [Varied(recipe)]
+    if arm.grid is not None:
+        varied.append(arm.grid)
+        if wrong := list(grid.faults(document, varied, ARM_KEYS)):
+            faults += wrong
+            return
+    for point in grid.points(varied):
+        laid = merge(arm.laid, grid.document_of(document, point, varied)) if point else arm.laid
+        yield arm.name + grid.suffix(point), laid, tuple(sorted({*arm.overrides, *point}))
 
 
 def _slice(document: Document, pointer: Pointer, data: dict[str, Any]) -> Document:
@@ -140,50 +196,12 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _combinations(document: Document, recipe: Recipe) -> Iterator[tuple[str, Document, Mapping[str, Any]]]:
-    """Every point that is not excluded, as a name suffix and a document to lay on."""
-    for point in _points(recipe):
-        suffix = "".join(f",{path.rsplit('.', 1)[-1]}={_plain(value)}" for path, value in point.items())
-        yield suffix, _point_document(document, point, recipe), point
-
-
-def _points(recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Every point of `matrix` x `zip` that is not excluded."""
-    names = list(recipe.matrix)
-    zipped = list(recipe.zip)
-    columns = list(zip(*recipe.zip.values(), strict=False)) if zipped else [()]
-    for values in itertools.product(*recipe.matrix.values()):
-        for column in columns:
-            point = {**dict(zip(names, values, strict=True)), **dict(zip(zipped, column, strict=False))}
-            if any(all(point.get(key) == value for key, value in leave.items()) for leave in recipe.exclude):
-                continue
-            yield point
-
-
-def _plain(value: Any) -> str:
-    """A value as part of an arm's name, which is a folder's name too: one that is not plain goes by its digest."""
-    text = str(value)
-    return text if _PLAIN.fullmatch(text) else digest(text)[:8]
-
-
-def _point_document(document: Document, point: Mapping[str, Any], recipe: Recipe) -> Document:
-    data: dict[str, Any] = {}
-    places: dict[Pointer, Location] = {(): Location(document.path, 1, 1)}
-    for path, value in point.items():
-        steps = path.split(".")
-        inner = data
-        for step in steps[:-1]:
-            inner = inner.setdefault(step, {})
-        inner[steps[-1]] = value
-        section = "matrix" if path in recipe.matrix else "zip"
-        index = list(getattr(recipe, section)[path]).index(value)
-        if place := document.locate((section, path, index)):
-            places[tuple(steps)] = place
-    return Document(document.path, data, places)
-
-
-def _reference_faults(document: Document, recipe: Recipe, arms: list[str]) -> Iterator[Fault]:
+def _reference_faults(document: Document, recipe: Recipe, found: list[Arm]) -> Iterator[Fault]:
     """Names in the recipe that must name one of its arms; sections that must fit each other."""
+    arms = [arm.name for arm in found]
+    families = {*arms, *(arm.written_as for arm in found)}
+    for name in sorted({name for name in arms if arms.count(name) > 1}):
+        yield document.fault(("arms",), f"two arms are called `{name}`: their values differ, but not in writing")
     if recipe.compare and arms and recipe.compare.base not in arms:
         yield document.fault(
             ("compare", "base"),
@@ -191,8 +209,8 @@ def _reference_faults(document: Document, recipe: Recipe, arms: list[str]) -> It
             suggest(recipe.compare.base, arms),
         )
     for name in recipe.expect:
-        if arms and name not in arms:
-            yield document.fault(("expect", name), f"`expect` names no arm: `{name}`", suggest(name, arms))
+        if arms and name not in families:
+            yield document.fault(("expect", name), f"`expect` names no arm: `{name}`", suggest(name, families))
     if recipe.compare:
         yield from _compare_faults(document, recipe.compare, arms)
     if recipe.refine:
@@ -200,13 +218,6 @@ def _reference_faults(document: Document, recipe: Recipe, arms: list[str]) -> It
             yield document.fault(("refine",), "`refine` needs `compare` and exactly two arms")
         if not recipe.sweep.concurrency or len(recipe.sweep.concurrency) < 3:
             yield document.fault(("refine",), "`refine` needs a grid of at least three concurrencies in `sweep`")
-    lengths = {path: len(values) for path, values in recipe.zip.items()}
-    if len(set(lengths.values())) > 1:
-        yield document.fault(("zip",), f"`zip` lists differ in length: {lengths}")
-    for section in ("matrix", "zip"):
-        for path in getattr(recipe, section):
-            if path.split(".")[0] not in ARM_KEYS:
-                yield document.fault((section, path), f"`{section}` cannot vary `{path}`", suggest(path, ARM_KEYS))
     yield from _timeout_faults(document, recipe)
 
 
@@ -237,18 +248,6 @@ def corners_of(factors: Mapping[str, Mapping[str, list[str]]]) -> dict[tuple[str
                 return None
             corners[one, other] = shared[0]
     return corners
-
-
-def _grid_faults(document: Document, recipe: Recipe) -> Iterator[Fault]:
-    """Faults of `matrix` and `zip` that leave no arms to look at."""
-    paths = [*recipe.matrix, *recipe.zip]
-    for section in ("matrix", "zip"):
-        for path in getattr(recipe, section):
-            clash = [other for other in paths if other.startswith(f"{path}.") or paths.count(path) > 1]
-            if clash:
-                yield document.fault((section, path), f"`{path}` is varied twice: it holds `{clash[0]}`")
-    if not list(_points(recipe)):
-        yield document.fault(("exclude",), "`exclude` leaves no combination")
 
 
 def _timeout_faults(document: Document, recipe: Recipe) -> Iterator[Fault]:

@@ -42,6 +42,11 @@ def find(expanded: Expanded) -> list[Finding]:
     return list(found.values())
 
 
+def flag_faults(arm: Arm) -> list[Fault]:
+    """Flags, values and variables of an arm that the locked engine does not take."""
+    return _flag_faults(arm, _Stack.of(arm))
+
+
 def refused(found: list[Finding], accepted: Mapping[str, str]) -> list[Finding]:
     """Findings that stop a run: errors that the recipe does not accept by id, with a reason."""
     return [finding for finding in found if finding.severity == "error" and finding.id not in accepted]
@@ -114,9 +119,9 @@ def _feature_faults(expanded: Expanded, arm: Arm) -> Iterator[Fault]:
     engine = engine_of(arm.setup.server.engine)
     if engine.name == "attach":
         return  # which engine it is shows when it answers
-    for feature in expanded.recipe.expect.get(arm.name, ()):
+    for feature in expanded.promised(arm):
         if feature not in engine.features:
-            where = expanded.document.locate(("expect", arm.name))
+            where = expanded.document.locate(("expect", arm.written_as))
             yield Fault(f"engine `{engine.name}` has no feature `{feature}`", where, suggest(feature, engine.features))
 
 

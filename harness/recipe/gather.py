@@ -1,6 +1,6 @@
 """Looking up what a plan needs to know: locks, prompt sets, model digests. Reads only what the recipe names."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.engines import get as engine_of
@@ -8,6 +8,7 @@ from harness.env import places
 from harness.errors import Fault, InputError
 from harness.files import sha256_file
 from harness.load import prompts
+from harness.recipe import secrets
 from harness.recipe.expand import Arm, Expanded
 from harness.recipe.identity import model_facts
 from harness.recipe.plan import Found, PromptFacts
@@ -24,16 +25,26 @@ def gather(expanded: Expanded, site: Site) -> Found:
             take; all of them at once, with their lines.
         LockError: a lock does not read. One that is not there leaves its `env_id` open: a plan can be read, not run.
     """
-    faults = [fault for arm in expanded.arms for fault in _engine_faults(arm)]
     environments: dict[str, str | None] = {}
     sets: dict[str, PromptFacts] = {}
-    for arm in expanded.arms:
-        faults += _look_up_environment(arm, environments)
-        faults += _look_up_prompts(arm, expanded.path, sets)
-    if faults:
+    if faults := [fault for arm in expanded.arms for fault in _faults(arm, expanded.path, environments, sets)]:
         raise InputError.of(list(dict.fromkeys(faults)))
     models = {arm.name: facts for arm in expanded.arms if (facts := _model(arm.setup.model, arm.setup.env, site))}
     return Found(environments, sets, models, MEASUREMENT, sha256_file(expanded.path))
+
+
+def faults(arms: Sequence[Arm], recipe: Path) -> list[Fault]:
+    """What is wrong with the names that arms use, and secrets that they spell out."""
+    return [fault for arm in arms for fault in _faults(arm, recipe, {}, {})]
+
+
+def _faults(
+    arm: Arm, recipe: Path, environments: dict[str, str | None], sets: dict[str, PromptFacts]
+) -> Iterator[Fault]:
+    yield from _engine_faults(arm)
+    yield from secrets.faults(arm)
+    yield from _look_up_environment(arm, environments)
+    yield from _look_up_prompts(arm, recipe, sets)
 
 
 def model_path(model: ModelFile, environment: str | None, site: Site) -> Path | None:

@@ -8,7 +8,7 @@ from harness.env import lock, places
 from harness.errors import HarnessError, InputError, LockError
 from harness.recipe.plan import Plan, PlannedArm
 from harness.recipe.site import Site
-from harness.run import preflight, privacy
+from harness.run import preflight
 from harness.run.executors import local
 from harness.run.preflight import Need, Trouble
 
@@ -44,7 +44,6 @@ def _distinct(plan: Plan) -> Iterator[PlannedArm]:
 
 
 def _need(plan: Plan, arm: PlannedArm, site: Site, out: Path) -> Need:
-    _refuse_secrets(arm)
     found = local.environment(plan, arm)
     served = local.model(arm, found, site)
     cells = [cell.level for launch, cell in plan.cells() if launch.arm == arm.name]
@@ -61,19 +60,6 @@ def _need(plan: Plan, arm: PlannedArm, site: Site, out: Path) -> Need:
         driver=cuda.driver.lstrip(">=") if cuda else None,
         variables=dict(arm.variables),
     )
-
-
-def _refuse_secrets(arm: PlannedArm) -> None:
-    """A secret in the recipe would be in the plan, in every record and in the process listing."""
-    places = {"args": arm.args, "variables": arm.variables}
-    told = [f"server.{place}.{name}" for place, found in places.items() for name in found if privacy.is_secret(name)]
-    if privacy.redact_argv(arm.unchecked, {}) != list(arm.unchecked):
-        told.append("server.unchecked")
-    if told:
-        raise InputError(
-            f"arm `{arm.name}` holds a secret: {', '.join(f'`{name}`' for name in told)}",
-            hint="name a variable in `server.secrets`; the server gets it from your environment, and nothing stores it",
-        )
 
 
 def _gpus(arm: PlannedArm) -> int:

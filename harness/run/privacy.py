@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_SECRET_NAME = re.compile(r"(?i)(api_?key|([_-]|^)(key|token|secret|password|passwd|credentials?))$")
-_NOT_SECRET = re.compile(r"(?i)(pad|eos|bos|unk|mask|stop|image|special)[_-]token$")
+from harness.recipe.secrets import is_secret, is_secret_flag
+
 _SHORTEST = 4  # replacing every `1` of a log would hide more than it protects
 
 # What a server gets from our own environment: where things are and how text is encoded, nothing that tunes it.
@@ -20,11 +20,6 @@ _PASSED = re.compile(
 _TUNING = re.compile(
     r"(NCCL|SGLANG|SGL|VLLM|FLASHINFER|TORCH|TORCHINDUCTOR|PYTORCH|CUDA|TRITON|OMP|MKL|GGML|LLAMA|HF|CUTE|TVM|PYTHON)_?\w*"
 )
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable's or flag's name says that its value is a secret."""
-    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
 
 
 def secret_values(names: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +57,7 @@ def redact_argv(argv: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
     hide = False
     for word in argv:
         flag, equals, _ = word.partition("=")
-        names_secret = word.startswith("-") and is_secret(flag.lstrip("-"))
+        names_secret = is_secret_flag(word)
         if hide and not word.startswith("-"):
             shown.append("[redacted]")
         elif names_secret and equals:

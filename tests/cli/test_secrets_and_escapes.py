@@ -63,13 +63,42 @@ def test_a_servers_last_words_hold_no_secret_and_cannot_steer_a_terminal(
     assert not acts_on_terminals(shown.out)
 
 
-def test_a_secret_in_a_recipe_is_refused_before_it_is_stored(workplace: Workplace) -> None:
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_secret_in_a_recipe_is_refused_before_it_is_shown_or_stored(workplace: Workplace, verb: str) -> None:
     text = f"engine: simulated\n  variables: {{MY_TOKEN: {SECRET}}}\n  unchecked: [--api-key, {SECRET}]"
-    done = workplace.harness("run", workplace.changed(("engine: simulated", text)))
+    done = workplace.harness(verb, workplace.changed(("engine: simulated", text)))
     assert done.code == 2
-    assert "holds a secret: `server.variables.MY_TOKEN`, `server.unchecked`" in done.err
+    assert "`server.variables.MY_TOKEN` holds a secret" in done.err
+    assert "`server.unchecked` holds a secret" in done.err
     assert SECRET not in done.out + done.err
     assert not (workplace.root / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"engine: attach\n  url: http://me:{SECRET}@127.0.0.1:1", "`server.url` holds a user name"),
+        (f"engine: simulated\n  unchecked: [--proxy=http://me:{SECRET}@host/]", "`server.unchecked` holds a secret"),
+        (f'engine: simulated\n  variables: {{PROXY: "http://me:{SECRET}@host/"}}', "`server.variables.PROXY` holds"),
+    ],
+)
+def test_a_password_in_an_address_is_a_secret(workplace: Workplace, text: str, place: str) -> None:
+    done = workplace.harness("plan", workplace.changed(("engine: simulated", text)))
+    assert done.code == 2
+    assert place in done.err
+    assert SECRET not in done.out + done.err
+
+
+def test_faults_of_keys_names_and_flags_come_in_one_list(workplace: Workplace) -> None:
+    path = workplace.changed(
+        ("engine: simulated", "engine: simulated\n  prt: 8000"),
+        ("synthetic:words=8,count=64", "no-such-set"),
+        ("step-ms: 2", "stp-ms: 2"),
+    )
+    done = workplace.harness("plan", path)
+    assert done.code == 2
+    for fault in ("`server.prt`", "no-such-set", "stp-ms"):
+        assert fault in done.err
 
 
 def test_planning_a_strangers_recipe_executes_nothing(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from harness.files import escape_control
+from harness.recipe.secrets import is_secret
 from harness.run import privacy
 
 
@@ -26,7 +27,7 @@ from harness.run import privacy
     ],
 )
 def test_a_secret_is_known_by_its_name(name: str, secret: bool) -> None:
-    assert privacy.is_secret(name) is secret
+    assert is_secret(name) is secret
 
 
 def test_argv_is_stored_without_secrets() -> None:
