@@ -273,7 +273,7 @@ def _arm(arm: Arm, expanded: Expanded, found: Found) -> PlannedArm:
         insecure=server.insecure,
         model=model,
         workload={**setup.workload.model_dump(), "prompts_sha256": found.prompts[setup.workload.prompts].sha256},
-        expect=tuple(expanded.recipe.expect.get(arm.name, ())),
+        expect=expanded.promised(arm),
         overrides=arm.overrides,
     )
 

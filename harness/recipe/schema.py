@@ -152,6 +152,14 @@ class Compare(Strict):
     )
 
 
+class Profile(Strict):
+    """A trace of what the server does, taken while a level runs; that level's numbers are then no measurement."""
+
+    levels: list[Name] = Field(min_length=1, description="names of levels: c10, r2.5, serial")
+    after_s: float = Field(default=5.0, ge=0, le=1e5, description="after the level is at its concurrency")
+    seconds: Seconds = Field(default=2.0, description="how long it is traced")
+
+
 class Refine(Strict):
     """Spend launches where the answer is least certain, in place of a fixed number of them everywhere."""
 
@@ -192,6 +200,18 @@ class Hardware(Strict):
     driver: str | None = Field(default=None, description="NVIDIA driver version, such as 580.95.05")
 
 
+class Grid(Strict):
+    """Values to go through, in a recipe for all arms or in an arm for itself: dotted paths to lists of values."""
+
+    matrix: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = Field(
+        default={}, description="dotted path -> values; every combination is an arm"
+    )
+    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = Field(
+        default={}, description="dotted path -> values, taken side by side"
+    )
+    exclude: list[dict[str, Scalar]] = Field(default=[], description="combinations to leave out")
+
+
 class Setup(Strict):
     """The part of a recipe an arm may change."""
 
@@ -201,7 +221,7 @@ class Setup(Strict):
     workload: Workload
 
 
-class Recipe(Strict):
+class Recipe(Grid):
     """A whole recipe, before its arms are worked out."""
 
     recipe: Name
@@ -210,20 +230,16 @@ class Recipe(Strict):
     model: ModelFile | None = None
     server: ServerSection
     arms: dict[Name, dict[str, object]] = Field(default={"only": {}}, min_length=1)
-    matrix: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = Field(
-        default={}, description="dotted path -> values; every combination is an arm"
-    )
-    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = Field(
-        default={}, description="dotted path -> values, taken side by side"
-    )
-    exclude: list[dict[str, Scalar]] = Field(default=[], description="combinations to leave out")
     workload: Workload
     warmup: Warmup = Warmup()
     sweep: Sweep
     client: Client = Client()
     compare: Compare | None = None
     refine: Refine | None = None
-    expect: dict[str, list[str]] = Field(default={}, description="arm -> features that must prove to be engaged")
+    profile: Profile | None = None
+    expect: dict[str, list[str]] = Field(
+        default={}, description="arm, or what its grid grew from -> features that must prove to be engaged"
+    )
     publish: list[DocTarget | Literal["logbook"]] = []
     timeouts: Timeouts = Timeouts()
     on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = "stop"

@@ -211,3 +211,39 @@ def test_objectives_of_goodput_are_planned_for_every_level_and_change_no_cell(tm
 @pytest.mark.parametrize("url", ["ftp://h:1", "http://h:1/v1", "h:8000", "http://"])
 def test_where_a_running_server_is_must_be_an_address_alone(tmp_path: Path, url: str) -> None:
     assert "server.url" in message(tmp_path, BASE.replace("engine: simulated", f"engine: attach\n  url: {url}"))
+
+
+GRID = BASE.replace(
+    "      args: {spec-draft-tokens: 3, gone: null}\n",
+    "      args: {spec-draft-tokens: 3}\n"
+    "    matrix: {server.args.spec-steps: [2, 3], server.args.spec-top-k: [1, 4]}\n"
+    "    exclude: [{server.args.spec-steps: 3, server.args.spec-top-k: 4}]\n",
+)
+
+
+def test_an_arm_with_a_grid_of_its_own_leaves_the_other_arms_alone(tmp_path: Path) -> None:
+    expanded = loaded(tmp_path, GRID + "expect: {spec: [speculation]}\n")
+    # The words that both flags begin with, `spec`, tell nothing apart.
+    assert [arm.name for arm in expanded.arms] == [
+        "baseline", "spec,steps=2,top-k=1", "spec,steps=2,top-k=4", "spec,steps=3,top-k=1",
+    ]  # fmt: skip
+    last = expanded.arms[-1]
+    assert (last.setup.server.args["spec-steps"], last.setup.server.args["spec-draft-tokens"]) == (3, 3)
+    assert str(last.place("server", "args", "spec-steps")).endswith("r.yaml:11:42")
+    made = plan.make(expanded, FOUND)
+    assert [made.arms[arm.name].expect for arm in expanded.arms] == [(), *[("speculation",)] * 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("server.args.spec-steps: 3,", "server.args.spec-step: 3,"), "`exclude` names `server.args.spec-step`, which is not varied"),
+        (("matrix: {server.args.spec-steps", "matrix: {sweep.requests"), "`matrix` cannot vary `sweep.requests`"),
+        (("matrix: {", "matrx: {"), "an arm cannot set `matrx` (did you mean `matrix`?)"),
+        (("[2, 3], server", '[2, "2"], server'), "two arms are called `spec,steps=2,top-k=1`"),
+        (("sweep:", "matrix: {server.args.spec-steps: [9]}\nsweep:"), "`server.args.spec-steps` is varied twice"),
+    ],
+)
+def test_a_faulty_grid_of_an_arm_says_what_is_wrong(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in GRID
+    assert expected in message(tmp_path, GRID.replace(*change, 1))
