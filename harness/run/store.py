@@ -16,7 +16,6 @@ runs/RUN_ID/
 """
 
 import datetime
-import fcntl
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from harness.files import append_line, read_json, read_json_lines, write_json
 from harness.load import spool
 from harness.load.records import RequestRecord
 from harness.recipe.plan import Plan
+from harness.run.hold import hold
 from harness.stats.level import LevelResult, Stored
 
 FORMAT = "harness.run/1"
@@ -44,9 +44,10 @@ _PRIVATE = 0o600
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder."""
+    """A run folder. `writer` names one of several that write into it at once, each with an event log of its own."""
 
     path: Path
+    writer: str = ""
 
     @property
     def run_id(self) -> str:
@@ -64,6 +65,8 @@ class Run:
     def told_state(self) -> str:
         """The state as people are told it: a run that no process carries out any more was killed."""
         state = str(self.state()["state"])
+        if state == "submitted":
+            return f"submitted to Slurm; `harness follow {self.path}` says how far it is"
         if state != "running":
             return state
         try:
@@ -118,22 +121,23 @@ class Run:
         return self.level_folder(launch, level) / "client"
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, launch: str | None = None, patience_s: float = 0.0) -> Iterator[None]:
         """The run folder for one process at a time, as long as the context lasts (and the process lives).
 
+        Args:
+            launch: hold only this launch, beside others that hold other launches of the run.
+            patience_s: how long to wait for whoever has it.
+
         Raises:
-            InputError: another process is carrying this run out.
+            InputError: another process is carrying this run or launch out, or the file system knows no locks.
         """
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, _PRIVATE)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise InputError(f"`{self.path}` is being carried out by another process", hint="wait for it") from error
-        try:
-            yield
-        finally:
-            os.close(handle)
+        with hold(self.path / "lock", shared=launch is not None, patience_s=patience_s):
+            if launch is None:
+                yield
+                return
+            self.launch_folder(launch).mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIR)
+            with hold(self.launch_folder(launch) / "lock", patience_s=patience_s):
+                yield
 
     def write_state(self, state: str, **more: Any) -> None:
         """Replace `run.json`; what was there and is not named now stays."""
@@ -186,12 +190,16 @@ class Run:
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append one event."""
-        append_line(self.path / "events.jsonl", json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False))
+        append_line(self.path / f"events{self._suffix}.jsonl", json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False))
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything that happened so far."""
-        path = self.path / "events.jsonl"
-        return list(read_json_lines(path)) if path.is_file() else []
+        """Everything that happened so far, whoever wrote it down."""
+        found = [event for path in sorted(self.path.glob("events*.jsonl")) for event in read_json_lines(path)]
+        return sorted(found, key=lambda event: str(event["at"]))
+
+    @property
+    def _suffix(self) -> str:
+        return f".{self.writer}" if self.writer else ""
 
 
 def create(folder: Path, plan: Plan, *, name: str | None = None) -> Run:
