@@ -88,6 +88,15 @@ def load(name: str, *, beside: Path | None = None) -> PromptSet:
     return PromptSet(name, sha256_bytes(raw), tuple(prompts))
 
 
+def file_of(name: str, *, beside: Path | None = None) -> Path | None:
+    """The file that `load` would read; None for a set that is made rather than read.
+
+    Raises:
+        InputError: there is no such set.
+    """
+    return None if name.partition(":")[0] in _MADE else _find(name, beside or Path.cwd())
+
+
 def _find(name: str, beside: Path) -> Path:
     given = Path(name)
     # The last place is the project that this harness itself lies in, for sweeps started outside any project.

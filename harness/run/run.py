@@ -16,6 +16,7 @@ from harness.errors import HarnessError, Interrupted, MeasurementError
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import facts as machine
+from harness.run import inputs
 from harness.run.executors import local
 from harness.run.resume import CellFate, Reusable, refuse_other_hardware, take_over
 from harness.run.store import Run, now
@@ -102,6 +103,7 @@ def _recorded(run: Run, sources: Sequence[Run]) -> Iterator[None]:
     """Machine facts before and after, and a state that is true however it ends."""
     here = machine.collect()
     refuse_other_hardware(here, sources)
+    inputs.keep(run, run.plan())
     run.write_facts({"before": here})
     run.write_state("running", started=run.state().get("started") or now())
     (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew

@@ -4,7 +4,9 @@ runs/RUN_ID/
   plan.json      before anything starts
   run.json       state: planned, running, done, failed, interrupted; replaced whole at each change
   facts.json     what machine this was
+  inputs/        copies of what people wrote: recipe, prompts, specs and locks of its environments
   events.jsonl   what happened, one line each, as it happens
+  digests.jsonl  what each file was when it was finished
   launches/NN-ARM/
     launch.json  what was started, what it said of itself, how it stopped
     server.log
@@ -32,6 +34,7 @@ from harness.files import append_line, read_json, read_json_lines, write_json
 from harness.load import spool
 from harness.load.records import RequestRecord
 from harness.recipe.plan import Plan
+from harness.run import ledger
 from harness.run.hold import hold
 from harness.stats.level import LevelResult, Stored
 
@@ -151,19 +154,29 @@ class Run:
     def write_plan(self, plan: Plan) -> None:
         """Replace the plan: a run that refines adds launches to it."""
         write_json(self.path / "plan.json", plan.model_dump(mode="json"), mode=_PRIVATE)
+        self.note(self.path / "plan.json")
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Store the machine facts."""
         write_json(self.path / "facts.json", facts, mode=_PRIVATE)
+        self.note(self.path / "facts.json")
 
     def write_launch(self, name: str, record: Mapping[str, Any]) -> None:
-        """Replace one `launch.json`."""
-        write_json(self.launch_folder(name) / "launch.json", {"format": "harness.launch/1", **record}, mode=_PRIVATE)
+        """Replace one `launch.json`; with a stop in it, the server's log is whole too."""
+        path = self.launch_folder(name) / "launch.json"
+        write_json(path, {"format": "harness.launch/1", **record}, mode=_PRIVATE)
+        self.note(path, *([path.with_name("server.log")] if "stop" in record else ()))
 
     def write_level(self, launch: str, result: LevelResult) -> None:
         """Finish a cell: its `level.json` is the mark that it is whole."""
         path = self.level_folder(launch, str(result.level["name"])) / "level.json"
         write_json(path, result.model_dump(mode="json"), mode=_PRIVATE)
+        whole = (one for one in path.parent.iterdir() if one.is_file() and ".attempt-" not in one.name)
+        self.note(*sorted(whole))
+
+    def note(self, *files: Path) -> None:
+        """Write down what some finished files are, so that a later change of them shows."""
+        ledger.note(self.path, files)
 
     def start_requests(self, launch: str, level: str) -> Path:
         """A fresh `requests.jsonl`; an earlier attempt, unfinished or in vain, is set aside whole, never lost."""
@@ -190,7 +203,10 @@ class Run:
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append one event."""
-        append_line(self.path / f"events{self._suffix}.jsonl", json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False))
+        append_line(
+            self.path / f"events{self._suffix}.jsonl",
+            json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False),
+        )
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that happened so far, whoever wrote it down."""

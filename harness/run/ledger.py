@@ -1,0 +1,54 @@
+"""What a run's files were when they were finished: `digests.jsonl`, a line a file, appended as the run goes.
+
+The newest line about a file counts. A log may grow after its line was written (a launch that is tried again appends to
+it), so a line holds the size too: its digest is that of so many first bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.files import append_line, read_json_lines
+
+NAME = "digests.jsonl"
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """One file as it was: its path within the run, its size in bytes, its sha256."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def note(run: Path, files: Iterable[Path]) -> None:
+    """Append what some files of a run are now; those that are not there are left out."""
+    for path in files:
+        if path.is_file():
+            size = path.stat().st_size
+            line = {"path": path.relative_to(run).as_posix(), "size": size, "sha256": head_sha256(path, size)}
+            append_line(run / NAME, json.dumps(line, ensure_ascii=False))
+
+
+def noted(run: Path) -> dict[str, Noted]:
+    """The newest line about each file, by path; empty for a run that kept none."""
+    path = run / NAME
+    if not path.is_file():
+        return {}
+    lines = (line for line in read_json_lines(path) if isinstance(line, dict))
+    found = (Noted(str(line.get("path")), int(line.get("size") or 0), str(line.get("sha256"))) for line in lines)
+    return {one.path: one for one in found}
+
+
+def head_sha256(path: Path, size: int) -> str:
+    """Hex sha256 of a file's first `size` bytes, or of all there are."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while size > 0 and (block := stream.read(min(size, _BLOCK))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
