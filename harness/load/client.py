@@ -308,7 +308,8 @@ class _Level:
         path.write_bytes(marshal.dumps(self._job(number, tickets)))
         self.processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "harness.load.reader", str(path)],
+                # Without `site`: the reader needs the standard library and this package alone, and starts sooner.
+                [sys.executable, "-S", "-m", "harness.load.reader", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=() if tickets is None else (tickets,),

@@ -11,7 +11,7 @@ MEASUREMENT = "harness.measurement/1"  # version of the metric definitions; leve
 class Stored(BaseModel):
     """Base of every model the harness itself stores: frozen, unknown keys refused, None is not known."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Summary(Stored):
