@@ -93,4 +93,4 @@ def _at_most(count: int, chance: float) -> NDArray[np.float64]:
     peak = min(int((count + 1) * chance), count)
     below, above = -np.cumsum(steps[:peak][::-1])[::-1], np.cumsum(steps[peak:])
     terms = np.exp(np.concatenate([below, [0.0], above]))
-    return np.cumsum(terms) / terms.sum()
+    return np.asarray(np.cumsum(terms) / terms.sum())
