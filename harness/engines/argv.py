@@ -1,7 +1,7 @@
 """A recipe's `args` as flags: one place for what True, None and a list mean."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NoReturn
 
 from harness.engines.engine import Scalar
 from harness.errors import Fault, InputError
@@ -37,6 +37,18 @@ def _list(flag: str, values: list[str], lists: Lists) -> Iterator[str]:
     else:
         for value in values:
             yield from (flag, value)
+
+
+def refuse_ranks(engine: str) -> NoReturn:
+    """What `rank_args` does in an engine that runs on one machine only.
+
+    Raises:
+        InputError: always.
+    """
+    raise InputError(
+        f"engine `{engine}` runs on one machine only",
+        hint="leave `server.nodes` out, or take an engine that spans several",
+    )
 
 
 def refuse_owned(engine: str, args: Mapping[str, Value], owned: Collection[str]) -> None:

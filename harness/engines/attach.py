@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.engines import get, openai
+from harness.engines.argv import refuse_ranks
 from harness.engines.engine import (
     Command,
     Counters,
@@ -15,7 +16,9 @@ from harness.engines.engine import (
     Evidence,
     Milestone,
     Observed,
+    Rank,
     Sampling,
+    Scalar,
     Server,
     Signature,
     StopPolicy,
@@ -40,6 +43,7 @@ class Attach:
     signatures: tuple[Signature, ...] = ()
     milestones: tuple[Milestone, ...] = ()
     stop: StopPolicy = StopPolicy(signals=(), grace_s=0.0)
+    rank_ports: int = 0
 
     def command(self, server: Server) -> Command:
         """Nothing to start.
@@ -51,6 +55,10 @@ class Attach:
             f"engine `attach` starts no server (asked to start one on port {server.port})",
             hint="start it yourself and give its `server.url`, or name the engine that runs it",
         )
+
+    def rank_args(self, rank: Rank) -> dict[str, Scalar]:
+        """Raises InputError: it runs on one machine only."""
+        refuse_ranks("attach")
 
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
         """A streaming request with the fields that most servers know; one that refuses `ignore_eos` needs it off."""

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Scalar = str | int | float | bool | None
 Dialect = Literal["chat", "completions", "generate"]
@@ -51,6 +51,24 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Rank:
+    """One machine's place in a server that spans several: which of how many, and where rank 0 meets the others.
+
+    `host` and `port` are rank 0's, the same for all; rank 0 has proven that it may listen there.
+    """
+
+    rank: int
+    nodes: int
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT`, an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """What to execute, without a shell, and on which CPUs (empty: all that we may use)."""
 
@@ -91,6 +109,7 @@ class Signature:
 
     `decisive`: a server that writes this line while it starts will never serve, however long it lives on: waiting ends
     at once. A line that some servers survive must not say so; it explains a death only after it happened.
+    `of_a_peer`: this machine's part went because another's had: that one's log says why.
     """
 
     name: str
@@ -99,6 +118,7 @@ class Signature:
     retry: bool = False
     source: str = ""
     decisive: bool = False
+    of_a_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +159,11 @@ class Observed:
 
 
 class Engine(Protocol):
-    """One serving engine. All members are pure."""
+    """One serving engine. All members are pure.
+
+    `rank_ports` is how many consecutive ports a server that spans machines takes where rank 0 meets the others; 0 says
+    that this engine runs on one machine only.
+    """
 
     name: str
     simulated: bool
@@ -155,9 +179,18 @@ class Engine(Protocol):
     signatures: tuple[Signature, ...]
     milestones: tuple[Milestone, ...]
     stop: StopPolicy
+    rank_ports: int
 
     def command(self, server: Server) -> Command:
         """Argv and variables that start this server."""
+        ...
+
+    def rank_args(self, rank: Rank) -> dict[str, Scalar]:
+        """The arguments, beside the recipe's, that start one machine's part of a server that spans several.
+
+        Raises:
+            InputError: this engine runs on one machine only.
+        """
         ...
 
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
@@ -170,4 +203,15 @@ class Engine(Protocol):
 
     def evidence(self, feature: str, observed: Observed) -> Evidence:
         """Whether a feature engaged."""
+        ...
+
+
+@runtime_checkable
+class Profiles(Protocol):
+    """What an engine has beside the rest if its server can trace itself while it serves."""
+
+    stop_profile: str  # the path to POST to, which answers when the trace is written
+
+    def start_profile(self, folder: str) -> tuple[str, dict[str, Any]]:
+        """Path and JSON body that begin a trace, to be written into this folder of the server's machine."""
         ...

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines import openai
-from harness.engines.argv import flags, refuse_owned
+from harness.engines.argv import flags, refuse_owned, refuse_ranks
 from harness.engines.engine import (
     Command,
     Counters,
@@ -18,7 +18,9 @@ from harness.engines.engine import (
     Evidence,
     Milestone,
     Observed,
+    Rank,
     Sampling,
+    Scalar,
     Server,
     Signature,
     StopPolicy,
@@ -65,6 +67,7 @@ class LlamaCpp:
     )
     # While a stream is open the first SIGTERM waits up to 30 s for it; the second ends it at once.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM", "SIGTERM"), grace_s=5.0)
+    rank_ports: int = 0
     signatures: tuple[Signature, ...] = (
         Signature(
             "removed flag",
@@ -138,6 +141,10 @@ class LlamaCpp:
         argv = [*start, "--model", server.model.path, "--alias", server.model.name]
         argv += ["--host", server.host, "--port", str(server.port)]
         return Command((*argv, *flags(args, lists="join")), dict(server.variables))
+
+    def rank_args(self, rank: Rank) -> dict[str, Scalar]:
+        """Raises InputError: it runs on one machine only."""
+        refuse_ranks("llamacpp")
 
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
         """A streaming request; `timings` in every chunk say how many tokens there are so far.

@@ -21,7 +21,9 @@ from harness.engines.engine import (
     Evidence,
     Milestone,
     Observed,
+    Rank,
     Sampling,
+    Scalar,
     Server,
     Signature,
     StopPolicy,
@@ -92,6 +94,9 @@ class SGLang:
     milestones: tuple[Milestone, ...] = sglang_log.MILESTONES
     # SIGTERM drains: an open stream holds it to its last token, so the client closes first.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM",), grace_s=75.0)
+    stop_profile: str = "/stop_profile"
+    # With `enable-dp-attention` the meeting port and the five after it (server_args.py, PortArgs).
+    rank_ports: int = 6
 
     def command(self, server: Server) -> Command:
         """Argv of one server, or of one node of several; metrics and cached-token reports are always on.
@@ -113,11 +118,19 @@ class SGLang:
         args.setdefault("random-seed", 0)
         return Command((*argv, *flags(args, lists="spread")), dict(server.variables))
 
+    def rank_args(self, rank: Rank) -> dict[str, Scalar]:
+        """Every node runs the same command but for its rank; those above 0 answer `/health` only, each on its port."""
+        return {"nnodes": rank.nodes, "node-rank": rank.rank, "dist-init-addr": rank.address}
+
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
         """A streaming request; the native dialect, `/generate`, tells speculation's counts per request."""
         if dialect == "generate":
             return "/generate", _native(prompt, sampling)
         return openai.request(dialect, prompt, sampling, model)
+
+    def start_profile(self, folder: str) -> tuple[str, dict[str, Any]]:
+        """torch's profiler in every rank, without Python stacks: they cost most, and decoding is told by kernels."""
+        return "/start_profile", {"output_dir": folder, "activities": ["CPU", "GPU"], "with_stack": False}
 
     def effective(self, answers: Mapping[str, Any]) -> dict[str, Any]:
         """The resolved arguments from `/server_info`, without what differs between launches, and `/model_info`."""

@@ -13,7 +13,9 @@ from harness.engines.engine import (
     Evidence,
     Milestone,
     Observed,
+    Rank,
     Sampling,
+    Scalar,
     Server,
     Signature,
     StopPolicy,
@@ -55,6 +57,8 @@ class Simulated:
         Milestone("ready", r"simulated: ready on "),
     )
     stop: StopPolicy = StopPolicy(signals=("SIGTERM",), grace_s=5.0)
+    stop_profile: str = "/stop_profile"
+    rank_ports: int = 1
     signatures: tuple[Signature, ...] = (
         Signature(
             "bad flag",
@@ -71,6 +75,7 @@ class Simulated:
             "rank lost",
             r"simulated: error: rank \d+ of \d+ (was lost|found no group)",
             "look at that rank's own log: it says why it went",
+            of_a_peer=True,
         ),
     )
 
@@ -82,12 +87,20 @@ class Simulated:
         argv += ["--host", server.host, "--port", str(server.port), "--served-model-name", name]
         return Command((*argv, *flags(server.args, lists="repeat")), dict(server.variables))
 
+    def rank_args(self, rank: Rank) -> dict[str, Scalar]:
+        """SGLang's names; rank 0 is not healthy before every rank has joined it."""
+        return {"nnodes": rank.nodes, "node-rank": rank.rank, "dist-init-addr": rank.address}
+
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
         """A streaming request; every chunk says how many tokens there are so far."""
         if dialect == "generate":
             return "/generate", _native(prompt, sampling)
         options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         return openai.request(dialect, prompt, sampling, model, extra=options)
+
+    def start_profile(self, folder: str) -> tuple[str, dict[str, Any]]:
+        """Every step from now on, for a trace in Chrome's format."""
+        return "/start_profile", {"output_dir": folder}
 
     def effective(self, answers: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments `/server_info` lists, without those that say where it listens."""

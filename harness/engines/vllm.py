@@ -20,7 +20,9 @@ from harness.engines.engine import (
     Evidence,
     Milestone,
     Observed,
+    Rank,
     Sampling,
+    Scalar,
     Server,
     Signature,
     StopPolicy,
@@ -96,6 +98,7 @@ class VLLM:
     # Idle it leaves within two seconds. A client that holds a stream keeps it for good, and its handler takes every
     # further signal for the same one: nothing but SIGKILL helps then.
     stop: StopPolicy = StopPolicy(signals=("SIGINT",), grace_s=10.0)
+    rank_ports: int = 1
     signatures: tuple[Signature, ...] = (
         Signature(
             "bad speculation",
@@ -160,6 +163,12 @@ class VLLM:
         argv += ["--enable-prompt-tokens-details"]
         variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **server.variables}
         return Command((*argv, *flags(args, lists="spread")), variables)
+
+    def rank_args(self, rank: Rank) -> dict[str, Scalar]:
+        """Nodes without Ray, by vLLM's own processes; those above 0 are headless: they answer no HTTP at all."""
+        headless: dict[str, Scalar] = {"headless": True} if rank.rank else {}
+        meet: dict[str, Scalar] = {"master-addr": rank.host, "master-port": rank.port}
+        return {"nnodes": rank.nodes, "node-rank": rank.rank, **meet, **headless}
 
     def request(self, dialect: Dialect, prompt: Any, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
         """A streaming request in which every chunk says which tokens it carries: under speculation several."""

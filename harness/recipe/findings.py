@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.engines import get as engine_of
+from harness.engines.engine import Rank
 from harness.engines.flags import tables
 from harness.engines.flags.check import Locate, check, check_variables, deprecations
 from harness.engines.flags.table import FlagTable
@@ -35,6 +36,7 @@ def find(expanded: Expanded) -> list[Finding]:
         stack = _Stack.of(arm)
         faults += _flag_faults(arm, stack)
         faults += _feature_faults(expanded, arm)
+        faults += _node_faults(arm)
         for finding in (*_unlocked(arm, stack), *_deprecated(arm, stack), *_fired(expanded, arm, stack)):
             found.setdefault((finding.id, finding.message), finding)
     if faults:
@@ -123,6 +125,22 @@ def _feature_faults(expanded: Expanded, arm: Arm) -> Iterator[Fault]:
         if feature not in engine.features:
             where = expanded.document.locate(("expect", arm.written_as))
             yield Fault(f"engine `{engine.name}` has no feature `{feature}`", where, suggest(feature, engine.features))
+
+
+def _node_faults(arm: Arm) -> Iterator[Fault]:
+    """A server that is to span machines: its engine must be able to, and says itself which rank is where."""
+    server = arm.setup.server
+    if server.nodes == 1:
+        return
+    engine = engine_of(server.engine)
+    if engine.rank_ports == 0:
+        hint = "leave `server.nodes` out, or take an engine that spans several"
+        yield Fault(f"engine `{engine.name}` runs on one machine only", arm.place("server", "nodes"), hint)
+        return
+    for name in engine.rank_args(Rank(1, server.nodes, "", 0)):
+        if name in server.args:
+            said = f"`{name}` is set by the harness where `server.nodes` is above 1"
+            yield Fault(said, arm.place("server", "args", name), "leave it out")
 
 
 def _places(arm: Arm, section: str) -> Locate:

@@ -30,7 +30,8 @@ _ALARM = re.compile(
 class Diagnosis:
     """What happened: a class by name, the lines that say so, what to do, and whether trying again makes sense.
 
-    `known` is False where nobody could tell; `also` names further signatures that were seen.
+    `known` is False where nobody could tell; `also` names further signatures that were seen. `where` says which rank of
+    a server that spans machines, empty for any other; `of_a_peer`: it went because another rank had.
     """
 
     name: str
@@ -42,6 +43,11 @@ class Diagnosis:
     phase: Phase = "start"
     source: str = ""
     also: tuple[str, ...] = ()
+    where: str = ""
+    of_a_peer: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.where}" if self.where else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,7 @@ def _known(matches: list[tuple[Signature, list[LogLine]]], lines: Sequence[LogLi
         phase=death.phase,
         source=found.source,
         also=tuple(other.name for other, _ in matches[1:4]),
+        of_a_peer=any(other.of_a_peer for other, _ in matches),
     )
 
 

@@ -224,6 +224,14 @@ GENERIC: tuple[Signature, ...] = (
         "the lines below it say why: mostly a kernel wheel built for another torch",
         source="sglang#17460",
     ),
+    # Last: whatever stands above it is nearer to the cause.
+    Signature(
+        "another rank went",
+        r"ncclRemoteError|Connection closed by peer \[|recvValue failed|failed to recv, got 0 bytes",
+        "one rank of the group ended and this one noticed: the log of the one that went first says why",
+        source="torch's and gloo's words for a peer that is gone",
+        of_a_peer=True,
+    ),
 )
 
 # What a server that does nothing was doing last; asked only when the deadline has passed.

@@ -85,6 +85,7 @@ SAMPLES = {
     "OSError: [Errno 24] Too many open files": "too many open files",
     "OSError: [Errno 28] No space left on device": "disk full",
     "[sgl_kernel] CRITICAL: Could not load any common_ops library!": "kernels did not load",
+    "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:43210": "another rank went",
 }
 
 HEALTHY = [
@@ -114,6 +115,7 @@ def test_a_known_line_is_known_by_its_class(line: str, name: str) -> None:
     found = explain(lines("starting", line))
     assert (found.name, found.known) == (name, True)
     assert any(line in shown for shown in found.evidence)
+    assert found.of_a_peer == (name == "another rank went")
     assert found.remedy
 
 
