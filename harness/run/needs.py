@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.engines import get as engine_of
 from harness.env import lock, places
+from harness.env.spec import Cuda
 from harness.errors import HarnessError, InputError, LockError
 from harness.recipe.plan import Plan, PlannedArm
 from harness.recipe.site import Site
@@ -48,7 +49,7 @@ def _need(plan: Plan, arm: PlannedArm, site: Site, out: Path) -> Need:
     served = local.model(arm, found, site)
     cells = [cell.level for launch, cell in plan.cells() if launch.arm == arm.name]
     requests = sum(level.requests or 0 for _, cell in plan.cells() for level in [cell.level])
-    cuda = lock.read(places.lock_path(arm.env)).wanted.cuda if arm.env else None
+    cuda = _cuda(arm)
     return Need(
         run_folder=out,
         host=arm.host,
@@ -56,16 +57,26 @@ def _need(plan: Plan, arm: PlannedArm, site: Site, out: Path) -> Need:
         concurrency=max((level.concurrency or 1 for level in cells), default=1),
         model=Path(served.path) if served else None,
         run_bytes=max(64 << 20, requests * _REQUEST_BYTES),
-        gpus=_gpus(arm) if cuda and not engine_of(arm.engine).simulated else 0,
+        gpus=gpus(arm) // arm.nodes,
         driver=cuda.driver.lstrip(">=") if cuda else None,
         variables=dict(arm.variables),
     )
 
 
-def _gpus(arm: PlannedArm) -> int:
-    """How many GPUs an arm's server spans: tensor times pipeline parallelism, in either spelling."""
+def gpus(arm: PlannedArm) -> int:
+    """How many GPUs an arm's server spans: tensor times pipeline parallelism, in either spelling; 0 without CUDA.
+
+    Raises:
+        LockError: its environment is not locked.
+    """
+    if _cuda(arm) is None or engine_of(arm.engine).simulated:
+        return 0
     sizes = [arm.args.get(short) or arm.args.get(long) or 1 for short, long in _PARALLEL]
     return int(sizes[0]) * int(sizes[1])
+
+
+def _cuda(arm: PlannedArm) -> Cuda | None:
+    return lock.read(places.lock_path(arm.env)).wanted.cuda if arm.env else None
 
 
 _PARALLEL = (("tp", "tensor-parallel-size"), ("pp", "pipeline-parallel-size"))
