@@ -16,13 +16,19 @@ from harness.stats.compare import Comparison, Settings, compare
 from harness.stats.consistency import SerialCheck, serial_against_closed
 from harness.strict import Strict, parse, read
 
-LATENCIES = {"e2e_p50_s": "e2e_s", "tpot_p50_s": "tpot_s", "ttft_p50_s": "ttft_s"}
+_DISTRIBUTIONS = ("ttft_s", "tpot_s", "tpot_naive_s", "chunk_gap_s", "token_itl_s", "e2e_s")
+LATENCIES = {name.removesuffix("s") + "p50_s": name for name in _DISTRIBUTIONS}
 
 
 class PublishedLevel(Strict):
-    """One row of a published table; exactly one of `concurrency`, `serial` and `saturation` says which."""
+    """One row of a published table; exactly one of `concurrency`, `rate`, `serial` and `saturation` says which.
+
+    Latencies stand under the names of our own formulas (docs/metrics.md): what a tool calls TPOT or ITL goes where its
+    formula belongs.
+    """
 
     concurrency: int | None = Field(default=None, ge=1)
+    rate: float | None = Field(default=None, gt=0, description="requests a second, open loop")
     serial: bool = False
     saturation: bool = False
     output_tok_s: float = Field(gt=0)
@@ -30,15 +36,29 @@ class PublishedLevel(Strict):
     e2e_mean_s: float | None = Field(default=None, gt=0)
     e2e_p50_s: float | None = Field(default=None, gt=0)
     e2e_p99_s: float | None = Field(default=None, gt=0)
-    tpot_p50_s: float | None = Field(default=None, gt=0)
+    ttft_mean_s: float | None = Field(default=None, gt=0)
     ttft_p50_s: float | None = Field(default=None, gt=0)
+    ttft_p99_s: float | None = Field(default=None, gt=0)
+    tpot_mean_s: float | None = Field(default=None, gt=0)
+    tpot_p50_s: float | None = Field(default=None, gt=0)
+    tpot_p99_s: float | None = Field(default=None, gt=0)
+    tpot_naive_mean_s: float | None = Field(default=None, gt=0)
+    tpot_naive_p50_s: float | None = Field(default=None, gt=0)
+    tpot_naive_p99_s: float | None = Field(default=None, gt=0)
+    chunk_gap_mean_s: float | None = Field(default=None, gt=0)
+    chunk_gap_p50_s: float | None = Field(default=None, gt=0)
+    chunk_gap_p99_s: float | None = Field(default=None, gt=0)
+    token_itl_mean_s: float | None = Field(default=None, gt=0)
+    token_itl_p50_s: float | None = Field(default=None, gt=0)
+    token_itl_p99_s: float | None = Field(default=None, gt=0)
+    acceptance_length: float | None = Field(default=None, ge=1)
     requests: int | None = Field(default=None, ge=1)
     ok: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum((self.concurrency is not None, self.serial, self.saturation)) != 1:
-            raise ValueError("a level is exactly one of `concurrency`, `serial: true` and `saturation: true`")
+        if sum((self.concurrency is not None, self.rate is not None, self.serial, self.saturation)) != 1:
+            raise ValueError("a level is exactly one of `concurrency`, `rate`, `serial: true` and `saturation: true`")
         return self
 
     @property
@@ -46,13 +66,16 @@ class PublishedLevel(Strict):
         """As a planned level is written."""
         if self.concurrency is not None:
             return {"mode": "closed", "concurrency": self.concurrency}
+        if self.rate is not None:
+            return {"mode": "open", "rate": self.rate}
         return {"mode": "serial" if self.serial else "saturation"}
 
 
 class Reference(Strict):
     """One arm of one published run.
 
-    `server` names the deployment: references of one server are the same server by other methods.
+    `server` names the deployment: references of one server are the same server by other methods. `differences` says in
+    which ways its figures mean something else than ours of the same name.
     """
 
     reference: str
@@ -64,6 +87,7 @@ class Reference(Strict):
     method: str
     prompts: str | None = None
     flags: str | None = None
+    differences: list[str] = []
     levels: list[PublishedLevel] = Field(min_length=1)
 
     def as_arm(self, name: str | None = None) -> Arm:

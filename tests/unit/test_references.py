@@ -68,7 +68,7 @@ def test_a_level_is_exactly_one_kind(tmp_path):
     path.write_text(head + "levels:\n  - {concurrency: 1, serial: true, output_tok_s: 9.0}\n")
     with pytest.raises(InputError) as caught:
         load(path)
-    assert "a level is exactly one of `concurrency`, `serial: true` and `saturation: true`" in str(caught.value)
+    assert "a level is exactly one of `concurrency`, `rate`, `serial: true` and `saturation: true`" in str(caught.value)
     assert f"{path}:9:" in str(caught.value)
 
 
