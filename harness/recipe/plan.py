@@ -16,7 +16,7 @@ from harness.errors import Fault, InputError
 from harness.files import digest
 from harness.recipe import identity
 from harness.recipe.expand import Arm, Expanded
-from harness.recipe.schema import Compare, DocTarget, Sweep
+from harness.recipe.schema import Compare, DocTarget, Profile, Sweep
 from harness.stats.level import Stored
 
 FORMAT = "harness.plan/1"
@@ -57,6 +57,7 @@ class PlannedLevel(Stored):
     warmup_requests: int = 0
     drain: bool = False
     goodput: dict[str, float] | None = None
+    profile: dict[str, float] | None = None  # traced for so many `seconds`, `after_s` of steady state
     request_timeout_s: float
     level_timeout_s: float
 
@@ -135,6 +136,8 @@ class Finding(Stored):
     where: str | None = None
     remedy: str | None = None
     source: str | None = None
+    arms: tuple[str, ...] = ()  # what it is about; empty: the plan as a whole
+    accepted: str | None = None  # why the recipe goes on all the same
 
 
 class Plan(Stored):
@@ -207,7 +210,10 @@ def make(expanded: Expanded, found: Found, findings: Sequence[Finding] = ()) -> 
         on_failure=recipe.on_failure,
         stop_when_saturated=recipe.sweep.stop_when_saturated,
         allow_drift=recipe.allow_drift,
-        findings=(*findings, *_cautions(launches, arms)),
+        findings=tuple(
+            found.model_copy(update={"accepted": recipe.accept.get(found.id)})
+            for found in (*findings, *_cautions(launches, arms))
+        ),
     )
 
 
@@ -367,6 +373,9 @@ def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, 
     """Everything that can move the numbers of one cell (design: section 3), ready for its sha256."""
     model = arm.model.model_dump(include={"path", "from_env", "name", "sha256", "facts"}) if arm.model else None
     spread = {"nodes": arm.nodes} if arm.nodes > 1 else {}
+    aside = {"goodput", "request_timeout_s", "level_timeout_s"}  # they move no number
+    if level.profile is None:
+        aside.add("profile")
     return {
         "env_id": arm.env_id,
         "engine": arm.engine,
@@ -377,7 +386,7 @@ def cell_identity(arm: PlannedArm, level: PlannedLevel, first: int, block: int, 
         "url": arm.url,
         "model": model,
         "workload": arm.workload,
-        "level": level.model_dump(exclude={"goodput", "request_timeout_s", "level_timeout_s"}),
+        "level": level.model_dump(exclude=aside),
         "first_prompt": first,
         "replicate": block,
         "measurement": measurement,
@@ -429,9 +438,16 @@ def planned_level(level: Mapping[str, Any], expanded: Expanded, arm: PlannedArm)
         warmup_requests=warm,
         drain=recipe.warmup.drain,
         goodput=goodput.model_dump(exclude_none=True) if (goodput := recipe.sweep.goodput) else None,
+        profile=_profile(recipe.profile, level["name"]),
         request_timeout_s=request_s,
         level_timeout_s=level_s,
     )
+
+
+def _profile(wanted: Profile | None, level: str) -> dict[str, float] | None:
+    if wanted is None or level not in wanted.levels:
+        return None
+    return {"after_s": wanted.after_s, "seconds": wanted.seconds}
 
 
 def _check_treatment(expanded: Expanded, compare: Compare) -> None:

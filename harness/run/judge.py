@@ -30,6 +30,7 @@ class Seen:
         died: how the server ended, where it did.
         restarted: a counter went backwards.
         throttles: masks of the GPU's reasons for slowing down.
+        drift: in what the environment was not what its lock says, where the recipe allowed that.
         flushed: whether the server confirmed an empty prefix cache; None where it was not asked.
         cut: why the level was broken off.
     """
@@ -41,6 +42,7 @@ class Seen:
     died: str | None = None
     restarted: bool = False
     throttles: Sequence[int] = ()
+    drift: Sequence[str] = ()
     flushed: bool | None = None
     cut: Sequence[Reason] = ()
 
@@ -71,7 +73,27 @@ def judged(
         records=records,
     )
     flushed = [_NOT_FLUSHED] if seen.flushed is False else []
-    return _with_reasons(validity.judged(result, context), [*flushed, *seen.cut])
+    return _with_reasons(
+        validity.judged(result, context), [*_drifted(seen.drift), *flushed, *_profiled(result), *seen.cut]
+    )
+
+
+def _profiled(result: LevelResult) -> list[Reason]:
+    """A level that was traced while it ran, or should have been."""
+    traced = result.server.get("profile")
+    if not traced:
+        return []
+    if trouble := traced.get("trouble"):
+        return [Reason(code="profile", message=f"no trace: {trouble}")]
+    message = f"the server was traced for {traced['seconds']:g} s of it, which slows it down"
+    return [Reason(code="profile", message=message)]
+
+
+def _drifted(drift: Sequence[str]) -> list[Reason]:
+    if not drift:
+        return []
+    more = f" and {len(drift) - 1} more" if len(drift) > 1 else ""
+    return [Reason(code="drifted", message=f"the environment is not what its lock says: {drift[0]}{more}")]
 
 
 def _with_reasons(result: LevelResult, reasons: Sequence[Reason]) -> LevelResult:

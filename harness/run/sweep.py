@@ -19,7 +19,7 @@ from harness.load.prompts import PromptSet
 from harness.load.records import LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
-from harness.run import judge, privacy
+from harness.run import judge, privacy, profiling
 from harness.run import launch as launching
 from harness.run.launch import Launched
 from harness.run.store import Run
@@ -88,6 +88,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
     ended = threading.Event()
     with (
         _watching(bench, level, ended) as cut,
+        profiling.Profiler(bench.server, level, folder) as profiler,
         Observer(
             bench.server.base_url,
             bench.engine,
@@ -95,20 +96,24 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             session=launching.control_session(bench.server.server),
         ) as observer,
     ):
+
+        def progress(**counts: Any) -> None:
+            profiler.seen(counts)
+            bench.tell("level-progress", launch=bench.launch.name, level=level.name, **counts)
+
         trace = run_level(
             bench.target,
             _load(level),
             list(prepare(bench, cell.first_prompt, cell.prompts)),
             on_record=lambda record: append_line(path, privacy.redact_text(record.to_line(), bench.server.secrets)),
             stop=ended,
-            progress=lambda **counts: bench.tell(
-                "level-progress", launch=bench.launch.name, level=level.name, **counts
-            ),
+            progress=progress,
             folder=bench.run.client_folder(bench.launch.name, level.name),
         )
     if bench.stop.is_set():
         return None
-    result = _judge(bench, cell, trace, observer, flushed, cut)
+    around = {**observer.named(), "flushed": flushed, **profiler.facts}
+    result = _judge(bench, cell, trace, observer, around, cut)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
     return result
@@ -195,7 +200,7 @@ def _judge(
     cell: PlannedCell,
     trace: LevelTrace,
     observer: Observer,
-    flushed: bool | None,
+    around: Mapping[str, Any],
     cut: Sequence[Reason],
 ) -> LevelResult:
     """Metrics, then the verdict over them and everything seen around the level."""
@@ -205,7 +210,7 @@ def _judge(
         trace,
         who,
         cell.level.model_dump(),
-        server={**observer.named(), "flushed": flushed},
+        server=dict(around),
         capacity=bench.capacities.of(trace),
     )
     seen = judge.Seen(
@@ -215,7 +220,8 @@ def _judge(
         died=death.name if death else None,
         restarted=observer.restarted(),
         throttles=observer.throttles(),
-        flushed=flushed,
+        drift=bench.run.launch(bench.launch.name).get("drift", ()),
+        flushed=around["flushed"],
         cut=cut,
     )
     return judge.judged(result, bench.arm, bench.engine, trace.records, seen)
