@@ -1,7 +1,7 @@
 """The noise floor of a machine: how far identical arms differ on it, kept from A/A runs for comparisons that need it.
 
-One file for each hardware class, engine and environment, in the harness's own state: an A/A run of one engine says
-nothing of another.
+One file for each hardware class, engine, environment and model, in the harness's own state: an A/A run of one engine or
+model says nothing of another.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def keep(run: Run, base: Arm, again: Arm, settings: Settings) -> NoiseFloor | No
 
 
 def known(run: Run, arm: PlannedArm) -> NoiseFloor | None:
-    """The noise floor where a run was measured, for its engine and environment; None where no A/A run has told it."""
+    """The noise floor where a run was measured, for such a server; None where no A/A run has told it."""
     path = _path(run, arm)
     return read_stored(NoiseFloor, path) if path is not None and path.is_file() else None
 
@@ -39,5 +39,6 @@ def _path(run: Run, arm: PlannedArm) -> Path | None:
     except InputError:
         return None
     facts = run.facts().get("before", {})
-    key = digest([hardware_class(facts), arm.engine, arm.env_id])
+    model = arm.model.model_dump(exclude={"facts"}) if arm.model else None
+    key = digest([hardware_class(facts), arm.engine, arm.env_id, model])
     return home / "noise" / f"{key[:16]}.json"
