@@ -148,6 +148,8 @@ def run_view(run: "Run") -> "RenderableType":
     parts: list[RenderableType] = [Text(f"{run.run_id}: {run.told_state()}\n{safe(plan.question)}")]
     if error := state.get("error"):
         parts.append(Text(safe(str(error))))
+    if plan.allow_drift:
+        parts.append(Text(f"environments may differ from their locks: {safe(plan.allow_drift)}"))
     done = list(run.levels())
     begun = {(one["launch"], one["level"]): one for one in _unfinished(run)}
     for launch in plan.launches:
