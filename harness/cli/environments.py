@@ -61,6 +61,8 @@ def lock(arguments: argparse.Namespace) -> int:
     if arguments.diff:
         return _diff(arguments.talk, *arguments.diff)
     if arguments.check:
+        if arguments.upgrade or arguments.upgrade_all:
+            raise InputError("`--check` changes nothing and `--upgrade` moves pins: give one of them")
         return _check(arguments.talk, arguments.specs)
     if not arguments.specs:
         raise InputError("which spec?", hint="name one or more, or use `--check` to check every lock")
@@ -187,6 +189,7 @@ def build(arguments: argparse.Namespace) -> int:
         )
     if there:
         arguments.talk.line("built before, nothing to do")
+    lacking = building.lacking(built)
     answer = {
         "path": str(built.path),
         "python": str(built.python),
@@ -194,7 +197,10 @@ def build(arguments: argparse.Namespace) -> int:
         "env_id": built.env_id,
         "variables": dict(built.variables),
         "reused": there is not None,
+        "lacking": lacking,
     }
+    for name in lacking:
+        arguments.talk.line(f"warning: this machine lacks `{name}`; what needs it will not load")
     arguments.talk.data(answer, f"{_near(built.path)}: Python {built.python_version}, env_id {built.env_id[:16]}")
     return 0
 

@@ -91,6 +91,12 @@ def build(
         raise BuildError(f"cannot build in `{path.parent}`: {error.strerror}", hint=disk_hint(error)) from error
 
 
+def lacking(built: Built) -> list[str]:
+    """Libraries that an environment needs of the machine, by soname, and that could not be loaded when it was built."""
+    made = manifest.read(built.path)
+    return sorted(name for name, loaded in made.system_libraries.items() if not loaded) if made else []
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     path: Path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from fakes.binaries import library
 from fakes.packages import make_sdist, make_wheel
 from fakes.projects import Project, project
 
@@ -229,6 +230,18 @@ def test_a_second_build_changes_nothing_and_says_so(here: Project, environments:
 
     assert (said.json["reused"], said.err) == (True, "built before, nothing to do\n")
     assert manifest.stat().st_mtime_ns == before
+
+
+def test_a_build_names_the_libraries_that_the_machine_lacks(here: Project, tmp_path: Path) -> None:
+    nowhere = library(tmp_path / "libnowhere.so.7")
+    extension = library(tmp_path / "extension.so", needs=[nowhere]).read_bytes()
+    demo(here, contents={"server/extension.so": extension})
+
+    said = [here.run("build", "demo", "--json") for _ in range(2)]
+
+    for answer in said:
+        assert answer.json["lacking"] == ["libnowhere.so.7"]
+        assert "warning: this machine lacks `libnowhere.so.7`; what needs it will not load" in answer.err
 
 
 def test_an_environment_is_cut_off_from_every_cache_it_came_from(here: Project, environments: Path) -> None:

@@ -426,3 +426,9 @@ def test_a_default_index_that_cannot_be_reached_is_named_and_a_mirror_of_it_serv
     monkeypatch.setenv("HARNESS_INDEX_DEFAULT", here.index.address)
     assert here.run("lock", "demo").code == 0
     assert here.run("fetch", "demo").code == 0
+
+
+def test_a_check_cannot_move_a_pin(here: Project) -> None:
+    said = here.run("lock", "demo", "--check", "--upgrade-all")
+    assert said.code == 2
+    assert "`--check` changes nothing and `--upgrade` moves pins" in said.err

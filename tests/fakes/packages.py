@@ -24,7 +24,7 @@ def make_wheel(
     version: str,
     *,
     requires: Sequence[str] = (),
-    contents: Mapping[str, str] | None = None,
+    contents: Mapping[str, str | bytes] | None = None,
     tag: str = "py3-none-any",
 ) -> Path:
     """Write a wheel (PEP 427) whose module says its version; equal arguments give equal bytes."""
@@ -33,15 +33,16 @@ def make_wheel(
     meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(
         f"Requires-Dist: {requirement}\n" for requirement in requires
     )
-    files = {f"{module}/__init__.py": f'__version__ = "{version}"\n', **(contents or {})}
+    files: dict[str, str | bytes] = {f"{module}/__init__.py": f'__version__ = "{version}"\n', **(contents or {})}
     files |= {f"{info}/METADATA": meta, f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"}
-    rows = [f"{path},sha256={_digest64(text.encode())},{len(text.encode())}" for path, text in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    encoded = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
+    rows = [f"{path},sha256={_digest64(data)},{len(data)}" for path, data in encoded.items()]
+    encoded[f"{info}/RECORD"] = ("\n".join([*rows, f"{info}/RECORD,,"]) + "\n").encode()
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{module}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, text in files.items():
-            archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), text)
+        for path, data in encoded.items():
+            archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), data)
     return wheel
 
 
