@@ -10,7 +10,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,11 +38,12 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain data from a YAML file, and where each value was written."""
+    """Plain data from a YAML file, where each value was written, and where a `null` took one away."""
 
     path: str
     data: Any
     places: Mapping[Pointer, Location] = field(default_factory=dict)
+    deleted: Mapping[Pointer, Location] = field(default_factory=dict)
 
     def locate(self, pointer: Pointer) -> Location | None:
         """Where a value was written: its own place, or its nearest ancestor's."""
@@ -110,7 +111,8 @@ def merge(base: Document, over: Document) -> Document:
     """Lay `over` on `base`: mappings merge, everything else replaces, `null` deletes; places follow their values."""
     places = dict(base.places)
     data = _merge(base.data, over.data, (), places, over.places)
-    return Document(over.path, data, places)
+    gone = dict(base.deleted) | {pointer: over.places[pointer] for pointer in _deletions(base.data, over.data, ())}
+    return Document(over.path, data, places, {at: place for at, place in gone.items() if at not in places})
 
 
 def parse(document: Document, model: type[M], *, under: Pointer = ()) -> M:
@@ -210,6 +212,17 @@ def _stripped(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _stripped(item) for key, item in value.items() if item is not None}
     return value
+
+
+def _deletions(base: Any, over: Any, pointer: Pointer) -> Iterator[Pointer]:
+    """What `over` takes away from `base` with a `null`."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return
+    for key in over.keys() & base.keys():
+        if over[key] is None:
+            yield (*pointer, key)
+        else:
+            yield from _deletions(base[key], over[key], (*pointer, key))
 
 
 def _forget(places: dict[Pointer, Location], pointer: Pointer) -> None:

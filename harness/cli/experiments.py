@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from harness.recipe.expand import Expanded
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
+    from harness.recipe.where import Value
     from harness.run.resume import CellFate
     from harness.run.run import More
     from harness.run.store import Run
@@ -23,6 +25,7 @@ def register(verbs: Verbs) -> None:
     """Add this room's verbs."""
     plan = common(verbs.add_parser("plan", help="show exactly what a recipe would run; starts nothing"))
     _recipe_options(plan)
+    plan.add_argument("--where", action="store_true", help="show where each value was written, by file and line")
     plan.set_defaults(run=show_plan)
     run = common(verbs.add_parser("run", help="carry a recipe out: launch, warm up, sweep, compare, publish"))
     _recipe_options(run)
@@ -49,18 +52,21 @@ def _recipe_options(verb: argparse.ArgumentParser) -> None:
 
 def show_plan(arguments: argparse.Namespace) -> int:
     """`harness plan`."""
+    from harness.recipe import where
     from harness.recipe.decide import decide
     from harness.recipe.site import load as load_site
     from harness.run.resume import fates
 
-    _, plan = decide(arguments.recipe, load_site())
+    expanded, plan = decide(arguments.recipe, load_site())
     found = fates(plan, _earlier(arguments, plan))
+    written = where.written(expanded)
     data = {
         "digest": plan.digest,
         **plan.model_dump(mode="json"),
         "cells": [{"launch": f.launch, "level": f.level, "fate": f.fate, "why": list(f.why)} for f in found],
+        "where": [asdict(value) for value in written],
     }
-    arguments.talk.data(data, _plan_view(plan, found))
+    arguments.talk.data(data, _plan_view(plan, found, written if arguments.where else []))
     if not arguments.resume and any(fate.fate == "reuse" for fate in found):
         arguments.talk.line("reuse and stale are what `--resume` would do; without it every cell is run")
     return 0
@@ -87,6 +93,8 @@ def run_recipe(arguments: argparse.Namespace) -> int:
         targets.check(plan, root)
     for trouble in needs.before(plan, site, arguments.out, wait_s=_seconds(arguments.wait_free)):
         talk.line(f"warning: {trouble}")
+    for finding in plan.findings:
+        talk.line(f"{finding.severity}: {finding.id}: {finding.message}")
     run = _continued(earlier, plan) if arguments.resume else None
     if run is not None:
         plan = run.plan()  # with the blocks that it added, if it refines
@@ -184,9 +192,10 @@ def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
     return next((run for run in earlier if run.plan().digest == plan.digest), None)
 
 
-def _plan_view(plan: "Plan", found: "list[CellFate]") -> "RenderableType":
+def _plan_view(plan: "Plan", found: "list[CellFate]", written: "list[Value]") -> "RenderableType":
     from rich.console import Group
 
-    from harness.publish.plans import findings_text, plan_table, plan_text
+    from harness.publish.plans import findings_text, plan_table, plan_text, where_table
 
-    return Group(plan_text(plan), plan_table(plan, found), *findings_text(plan))
+    places = [where_table(written)] if written else []
+    return Group(plan_text(plan), *places, plan_table(plan, found), *findings_text(plan))

@@ -1,5 +1,6 @@
 """A plan as people read it: what is asked, every argv, every launch and level, what fires."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from harness.engines.engine import Model, Server
 from harness.errors import HarnessError
 from harness.files import escape_control
 from harness.recipe.plan import Plan, PlannedArm
+from harness.recipe.where import Value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +52,27 @@ def plan_table(plan: Plan, fates: Sequence[Any]) -> "Table":
             cell.cell_id[:12], what,
         )  # fmt: skip
     return table
+
+
+def where_table(values: Sequence[Value]) -> "Table":
+    """Every value that somebody wrote, and where; what several arms have alike stands there once."""
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    table = Table(header_style="bold")
+    for name in ("arm", "value", "written at"):
+        table.add_column(name, overflow="fold")
+    arms: dict[tuple[str, str], list[str]] = {}
+    for value in values:
+        text = f"{value.path}: " + ("(deleted)" if value.deleted else _shown(value.value))
+        arms.setdefault((text, value.where), []).extend([value.arm] if value.arm else [])
+    every = len({value.arm for value in values if value.arm})
+    for (text, place), names in arms.items():
+        table.add_row("every arm" if len(names) == every > 1 else _several(names), escape_control(text), place)
+    return table
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def findings_text(plan: Plan) -> list[Text]:

@@ -3,7 +3,7 @@
 Every value keeps the place it was written at, through inheritance, arm and matrix, so that a fault names that line.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,13 +179,14 @@ def _grown(
 def _slice(document: Document, pointer: Pointer, data: dict[str, Any]) -> Document:
     """The part of a document under `pointer` as a document of its own, places kept."""
     size = len(pointer)
-    places = {
-        known[size:]: place
-        for known, place in document.places.items()
-        if known[:size] == pointer and (len(known) == size or known[size] in data)
-    }
+
+    def below(places: Mapping[Pointer, Location], kept: Container[str | int]) -> dict[Pointer, Location]:
+        within = {known[size:]: place for known, place in places.items() if known[:size] == pointer}
+        return {known: place for known, place in within.items() if not known or known[0] in kept}
+
+    places = below(document.places, data)
     places.setdefault((), document.locate(pointer) or Location(document.path, 1, 1))
-    return Document(document.path, data, places)
+    return Document(document.path, data, places, below(document.deleted, ARM_KEYS))
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.recipe import identity, plan
+from harness.recipe import findings, identity, plan, where
 from harness.recipe.expand import Expanded, load
 from harness.recipe.plan import Found, PromptFacts
 from harness.recipe.schema import Compare
@@ -237,7 +237,10 @@ def test_an_arm_with_a_grid_of_its_own_leaves_the_other_arms_alone(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("server.args.spec-steps: 3,", "server.args.spec-step: 3,"), "`exclude` names `server.args.spec-step`, which is not varied"),
+        (
+            ("server.args.spec-steps: 3,", "server.args.spec-step: 3,"),
+            "`server.args.spec-step`, which is not varied",
+        ),
         (("matrix: {server.args.spec-steps", "matrix: {sweep.requests"), "`matrix` cannot vary `sweep.requests`"),
         (("matrix: {", "matrx: {"), "an arm cannot set `matrx` (did you mean `matrix`?)"),
         (("[2, 3], server", '[2, "2"], server'), "two arms are called `spec,steps=2,top-k=1`"),
@@ -247,3 +250,52 @@ def test_an_arm_with_a_grid_of_its_own_leaves_the_other_arms_alone(tmp_path: Pat
 def test_a_faulty_grid_of_an_arm_says_what_is_wrong(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     assert change[0] in GRID
     assert expected in message(tmp_path, GRID.replace(*change, 1))
+
+
+def test_every_value_says_which_line_of_which_file_it_is_from(tmp_path: Path) -> None:
+    base = GRID.replace("  spec:\n", "  spec:\n    zip: {server.variables.A: [x, y], server.variables.B: [p, q]}\n")
+    written(tmp_path, base, "base.yaml")
+    child = "extends: base.yaml\nrecipe: child\nserver:\n  args: {gone: null, more: 2}\nsweep: {requests: 9}\n"
+    found = where.written(loaded(tmp_path, child))
+    places = {(one.arm, one.path): (one.value, one.where.replace(f"{tmp_path}/", ""), one.deleted) for one in found}
+    arm = "spec,spec-steps=2,spec-top-k=4,A=y,B=q"
+    assert places[arm, "server.args.step-a-ms"] == (8, "base.yaml:5:10", False)  # through `extends`
+    assert places[arm, "server.args.more"] == (2, "r.yaml:4:22", False)
+    assert places[arm, "server.args.gone"] == (None, "r.yaml:4:10", True)  # `null` deletes
+    assert places[arm, "server.args.spec-draft-tokens"] == (3, "base.yaml:11:14", False)  # the arm's own
+    assert places[arm, "server.args.spec-top-k"] == (4, "base.yaml:12:74", False)  # its matrix, the second of [1, 4]
+    assert places[arm, "server.variables.B"] == ("q", "base.yaml:9:63", False)  # its zip, the second of [p, q]
+    assert places[None, "sweep.concurrency"] == ([4, 1], "base.yaml:15:9", False)
+    assert places[None, "sweep.requests"] == (9, "r.yaml:5:9", False)
+
+
+def test_a_profiled_level_is_another_cell_and_every_other_level_the_same(tmp_path: Path) -> None:
+    plain = plan.make(loaded(tmp_path), FOUND)
+    traced = plan.make(loaded(tmp_path, BASE + "profile: {levels: [c4], seconds: 1}\n"), FOUND)
+    cells = [[cell for _, cell in made.cells()] for made in (plain, traced)]
+    for before, after in zip(*cells, strict=True):
+        assert (before.cell_id == after.cell_id) == (after.level.name != "c4")
+    assert cells[1][1].level.profile == {"after_s": 5.0, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("profile: {levels: [c8]}\n", "`sweep` has no level `c8`"),
+        ("accept: {allreduce-fusion-silent: it is known}\n", "no rule is called `allreduce-fusion-silent`"),
+    ],
+)
+def test_what_a_recipe_names_in_vain_is_a_fault(tmp_path: Path, text: str, expected: str) -> None:
+    recipe = BASE.replace("args: {step-a-ms: 8, gone: 1}", "args: {step-ms: 8}").replace(
+        "      args: {spec-draft-tokens: 3, gone: null}", "      args: {speculative-tokens: 3}"
+    )
+    assert findings.find(loaded(tmp_path, recipe)) == []
+    with pytest.raises(InputError, match=expected):
+        findings.find(loaded(tmp_path, recipe + text))
+
+
+def test_an_engine_that_cannot_trace_itself_is_not_asked_to(tmp_path: Path) -> None:
+    text = BASE.replace("engine: simulated\n  args: {step-a-ms: 8, gone: 1}", "engine: attach\n  url: http://h:1")
+    text = text.replace("      args: {spec-draft-tokens: 3, gone: null}", "      port: 8001")
+    with pytest.raises(InputError, match="engine `attach` cannot be traced"):
+        findings.find(loaded(tmp_path, text + "profile: {levels: [c4]}\n"))
