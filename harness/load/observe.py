@@ -8,7 +8,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Protocol
@@ -91,18 +91,8 @@ class Observer:
         return {name: value - before.get(name, 0.0) for name, value in self._last.counters.items()}
 
     def named(self) -> dict[str, float]:
-        """Counter deltas and highest gauges by our names (`running_max`), and the acceptance length where it follows.
-
-        Acceptance length is tokens a verify step: (accepted + drafts) / drafts, as each step also yields one token of
-        the target model's own (Leviathan et al. 2023).
-        """
-        deltas = self.deltas()
-        found = {ours: deltas[theirs] for ours, theirs in self._names.items() if theirs in deltas}
-        found |= {f"{ours}_max": self._peaks[theirs] for ours, theirs in self._names.items() if theirs in self._peaks}
-        drafts, accepted = found.get("drafts"), found.get("accepted_tokens")
-        if drafts and accepted is not None:
-            found["acceptance_length"] = (accepted + drafts) / drafts
-        return found
+        """Counter deltas and highest gauges by our names, and the acceptance length where it follows."""
+        return named(self._names, self.deltas(), self._peaks)
 
     def restarted(self) -> bool:
         """Whether a counter went backwards: not the process that the level began with."""
@@ -114,8 +104,7 @@ class Observer:
 
     def throttles(self) -> list[int]:
         """Masks of clock event reasons that were seen, each once, idleness left out."""
-        masks = {reading["throttle"] & ~_IDLE for reading in self._gpus if reading.get("throttle") is not None}
-        return sorted(masks - {0})
+        return clock_events(self._gpus)
 
     def _watch(self) -> None:
         with _nvml() as library:
@@ -161,6 +150,25 @@ class Observer:
     def _fault(self, text: str) -> None:
         if text not in self.faults:
             self.faults.append(text)
+
+
+def named(names: Mapping[str, str | None], deltas: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, float]:
+    """Counter deltas and highest gauges by our names (`running_max`), and the acceptance length where it follows.
+
+    Acceptance length is tokens a verify step: (accepted + drafts) / drafts, as each step also yields one token of the
+    target model's own (Leviathan et al. 2023).
+    """
+    found = {ours: deltas[theirs] for ours, theirs in names.items() if theirs is not None and theirs in deltas}
+    found |= {f"{ours}_max": peaks[theirs] for ours, theirs in names.items() if theirs is not None and theirs in peaks}
+    drafts, accepted = found.get("drafts"), found.get("accepted_tokens")
+    if drafts and accepted is not None:
+        found["acceptance_length"] = (accepted + drafts) / drafts
+    return found
+
+
+def clock_events(readings: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Masks of clock event reasons in readings of GPUs, each once, idleness left out."""
+    return sorted({int(one["throttle"]) & ~_IDLE for one in readings if one.get("throttle") is not None} - {0})
 
 
 def read_metrics(text: str, at: float) -> Scrape:

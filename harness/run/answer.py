@@ -18,7 +18,7 @@ from harness.run import noise
 from harness.run.facts import comparable
 from harness.run.store import Run, read_stored
 from harness.stats.arms import Arm, Launch, launch_of
-from harness.stats.compare import Comparison, Settings, compare
+from harness.stats.compare import Comparison, NoiseFloor, Settings, compare
 from harness.stats.factorial import Factorial, effects
 from harness.stats.fairness import Permission, flatten
 from harness.stats.level import LevelResult, Reason, Stored
@@ -134,12 +134,35 @@ def _answered(run: Run, plan: Plan, base: Arm, others: Sequence[Arm], how: Mappi
             f"run `{run.run_id}` has one arm, `{base.name}`: nothing to compare",
             hint="name a second run, or add an arm",
         )
-    permission = Permission(tuple(how["treatment"]), tuple(how["accept"]))
     aa = bool((plan.compare or {}).get("aa"))
-    floor = None if aa else noise.known(run, plan.arms[base.name])
-    settings = Settings(margin=how["margin"], paired=how["paired"], permission=permission, noise=floor)
+    settings = _settings(how, None if aa else noise.known(run, plan.arms[base.name]))
     if aa:
         noise.keep(run, base, others[0], settings)
+    return _compared(run, plan, base, others, settings)
+
+
+def _settings(how: Mapping[str, Any], floor: NoiseFloor | None) -> Settings:
+    permission = Permission(tuple(how["treatment"]), tuple(how["accept"]))
+    return Settings(margin=how["margin"], paired=how.get("paired", True), permission=permission, noise=floor)
+
+
+def derived(run: Run, known: Answer) -> Answer | None:
+    """A run's answer made anew from its files, by the noise floor of the answer it stored; changes nothing.
+
+    Returns:
+        None when the plan compares nothing.
+    """
+    plan = run.plan()
+    if plan.compare is None:
+        return None
+    found = arms(run)
+    base = found[plan.compare["base"]]
+    others = [arm for arm in found.values() if arm.name != base.name]
+    floor = next((comparison.noise for comparison in known.comparisons), None)
+    return _compared(run, plan, base, others, _settings(plan.compare, floor))
+
+
+def _compared(run: Run, plan: Plan, base: Arm, others: Sequence[Arm], settings: Settings) -> Answer:
     return Answer(
         run_id=run.run_id,
         question=plan.question,

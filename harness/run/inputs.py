@@ -67,9 +67,9 @@ def _keep_recipe(plan: Plan, target: Path) -> None:
         # Parents may lie in other folders; the copy keeps where they are from the recipe, as far as that is below it.
         _copy(source, target / _below(source, path.parent))
     for name in sorted({arm.workload["prompts"] for arm in plan.arms.values()}):
-        if (source := _prompt_file(name, path.parent)) is not None:
-            place = Path(name) if source.suffix == Path(name).suffix else Path("prompts") / source.name
-            _copy(source, target / _below(target / place, target))
+        if (found := _prompt_file(name, path.parent)) is not None:
+            place = Path(name) if found.suffix == Path(name).suffix else Path("prompts") / found.name
+            _copy(found, target / _below(target / place, target))
 
 
 def _lineage(path: Path) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """What a run's files were when they were finished: `digests.jsonl`, a line a file, appended as the run goes.
 
 The newest line about a file counts. A log may grow after its line was written (a launch that is tried again appends to
-it), so a line holds the size too: its digest is that of so many first bytes.
+it), so a line holds the size too: a log's digest is that of so many first bytes.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.files import append_line, read_json_lines
+from harness.files import append_line, read_json_lines, sha256_file
 
 NAME = "digests.jsonl"
 _BLOCK = 1 << 20
@@ -30,7 +30,7 @@ def note(run: Path, files: Iterable[Path]) -> None:
     for path in files:
         if path.is_file():
             size = path.stat().st_size
-            line = {"path": path.relative_to(run).as_posix(), "size": size, "sha256": head_sha256(path, size)}
+            line = {"path": path.relative_to(run).as_posix(), "size": size, "sha256": _head_sha256(path, size)}
             append_line(run / NAME, json.dumps(line, ensure_ascii=False))
 
 
@@ -44,8 +44,16 @@ def noted(run: Path) -> dict[str, Noted]:
     return {one.path: one for one in found}
 
 
-def head_sha256(path: Path, size: int) -> str:
-    """Hex sha256 of a file's first `size` bytes, or of all there are."""
+def sha256_now(run: Path, one: Noted) -> str | None:
+    """What a noted file's digest is by now, of a log over so much as had been written; None where it is gone."""
+    path = run / one.path
+    if not path.is_file():
+        return None
+    return _head_sha256(path, one.size) if path.suffix == ".log" else sha256_file(path)
+
+
+def _head_sha256(path: Path, size: int) -> str:
+    """Hex sha256 of a file's first `size` bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while size > 0 and (block := stream.read(min(size, _BLOCK))):

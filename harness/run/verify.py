@@ -1,0 +1,459 @@
+"""A stored run, derived once more from its raw requests: does every number and every digest come out again?
+
+What the clock, the kernel and the server said cannot be derived and is taken as it was noted: send and arrival times,
+the client's CPU time, the server's counters, how it died. Everything made from them is: windows, rates, distributions,
+verdicts, comparisons; and every digest from its file. A run that is not finished is checked as far as it goes, and what
+could not be checked is named.
+"""
+
+import datetime
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.engines import get as engine_of
+from harness.errors import HarnessError, InputError
+from harness.files import digest, read_json, sha256_bytes, sha256_file
+from harness.load import prompts
+from harness.load.readings import Readings
+from harness.load.records import ClientFacts, LevelTrace, RequestRecord
+from harness.recipe import identity
+from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch, cell_identity
+from harness.run import answer, inputs, judge, ledger, logs
+from harness.run.store import Run
+from harness.stats import metrics
+from harness.stats.level import MEASUREMENT, LevelResult
+
+SAME = 1e-9  # relative: sums come out the same to the last bits only with the same numpy on the same processor
+_ABSENT = "(nothing)"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that does not come out again: where it is stored, what stands there, and what follows from the rest."""
+
+    file: str
+    key: str
+    stored: Any
+    derived: Any
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.key}: stored {_shown(self.stored)}, derived {_shown(self.derived)}"
+
+
+@dataclass
+class Verification:
+    """What came of checking one run: how much was compared, what differs, and what nobody can tell.
+
+    `numbers` counts values that were derived again, `digests` those recomputed from files, `levels` the levels whose
+    every number was. `missing` holds file and key of values that can be derived and are not stored.
+    """
+
+    run_id: str
+    numbers: int = 0
+    digests: int = 0
+    levels: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        """In a line."""
+        counted = f"{self.numbers} numbers of {self.levels} levels and {self.digests} digests derived again"
+        if self.differences:
+            return f"{self.run_id}: {len(self.differences)} of them differ; {counted}"
+        return f"{self.run_id}: {counted}, all as stored"
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "run": self.run_id,
+            "numbers": self.numbers,
+            "digests": self.digests,
+            "levels": self.levels,
+            "differences": [
+                {"file": one.file, "key": one.key, "stored": one.stored, "derived": one.derived}
+                for one in self.differences
+            ],
+            "unchecked": self.unchecked,
+        }
+
+    def compare(self, file: str, stored: Any, derived: Any, key: str = "") -> None:
+        """Hold two JSON values against each other, leaf by leaf."""
+        if isinstance(stored, Mapping) and isinstance(derived, Mapping):
+            for name, value in stored.items():
+                self.compare(file, value, derived.get(name, _ABSENT), f"{key}.{name}" if key else str(name))
+            # An older harness derived less. Where somebody took a value out, the file's digest says so.
+            self.missing += [
+                (file, f"{key}.{name}" if key else str(name))
+                for name in derived
+                if name not in stored and derived[name] not in (None, {}, [])
+            ]
+        elif isinstance(stored, list) and isinstance(derived, list) and len(stored) == len(derived):
+            for index, pair in enumerate(zip(stored, derived, strict=True)):
+                self.compare(file, *pair, f"{key}[{index}]")
+        else:
+            self.numbers += 1
+            if not _same(stored, derived):
+                self.differences.append(Difference(file, key, stored, derived))
+
+    def hold(self, file: str, key: str, stored: str | None, derived: str) -> None:
+        """Hold a stored digest against a recomputed one."""
+        self.digests += 1
+        if stored != derived:
+            self.differences.append(Difference(file, key, stored, derived))
+
+
+def verify(run: Run) -> Verification:
+    """Derive everything again that a run stores.
+
+    Raises:
+        InputError: its plan does not read, so that nothing is known of it.
+    """
+    found = Verification(run.run_id)
+    plan = run.plan()
+    _files(run, found)
+    _plan(run, plan, found)
+    _inputs(run, plan, found)
+    for launch, cell in plan.cells():
+        try:
+            _level(run, plan, launch, cell, found)
+        except HarnessError as error:
+            found.differences.append(_damaged(error, _relative(run, run.level_folder(launch.name, cell.level.name))))
+    _comparison(run, found)
+    found.unchecked += _not_stored(found.missing)
+    return found
+
+
+def _not_stored(missing: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Values that can be derived and are not stored, a line for all files that lack the same ones."""
+    lacking: dict[str, list[str]] = {}
+    for file, key in missing:
+        lacking.setdefault(file, []).append(key)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for file, keys in lacking.items():
+        groups.setdefault(tuple(keys), []).append(file)
+    for (first, *others), files in groups.items():
+        holds = f"`{first}`" + (f" and {len(others)} more" if others else "")
+        also = f" and {len(files) - 1} more files" if files[1:] else ""
+        yield f"{files[0]}{also}: no {holds}: written by a harness that did not derive them"
+
+
+# Digests
+
+
+def _files(run: Run, found: Verification) -> None:
+    """Every file that was finished, against what it was then."""
+    noted = ledger.noted(run.path)
+    if not noted:
+        found.unchecked.append(f"files: this run kept no {ledger.NAME}, so a changed file shows only in its numbers")
+    for one in noted.values():
+        found.hold(one.path, "sha256", one.sha256, ledger.sha256_now(run.path, one) or "(no such file)")
+
+
+def _plan(run: Run, plan: Plan, found: Verification) -> None:
+    """The plan's own digest, and each cell's, from what they are digests of."""
+    raw = read_json(run.path / "plan.json")
+    state = run.state()
+    if "plan" in state:
+        found.hold("run.json", "plan", state["plan"], plan_digest(raw))
+    for launch, cell in plan.cells():
+        place = f"launches.{launch.name}.cells.{cell.level.name}"
+        found.hold("plan.json", f"{place}.cell_id", cell.cell_id, identity.cell_id(cell.identity))
+        arm = plan.arms[launch.arm]
+        meant = cell_identity(arm, cell.level, cell.first_prompt, launch.block, plan.measurement)
+        known = {name: meant[name] for name in meant if name in cell.identity}
+        found.compare("plan.json", cell.identity, json.loads(json.dumps(known)), f"{place}.identity")
+
+
+def plan_digest(raw: Mapping[str, Any]) -> str:
+    """The digest of a plan as stored, by whichever harness: `Plan.digest` over its own keys and no later ones."""
+    refined = raw.get("refined") or []
+    blocks = 1 + max(launch["block"] for launch in raw["launches"]) - len(refined)
+    launches = [launch for launch in raw["launches"] if launch["block"] < blocks]
+    first = {**raw, "launches": launches}
+    return digest({**first, "refined": []} if "refined" in raw else first)
+
+
+def _inputs(run: Run, plan: Plan, found: Verification) -> None:
+    """Recipe, locks and prompt sets, from the record's copies or from where they lay."""
+    copy = inputs.recipe(run, plan)
+    path = copy or Path(plan.recipe_path)
+    if copy or (path.is_file() and sha256_file(path) == plan.recipe_sha256):
+        found.hold("plan.json", "recipe_sha256", plan.recipe_sha256, sha256_file(path))
+    else:
+        found.unchecked.append(f"recipe_sha256: the run kept no copy of its recipe, and `{path}` is not that one")
+    for environment, env_id in sorted({(arm.env, str(arm.env_id)) for arm in plan.arms.values() if arm.env}):
+        _lock(run, environment, env_id, found)
+    for name, sha256 in sorted(
+        {(arm.workload["prompts"], arm.workload["prompts_sha256"]) for arm in plan.arms.values()}
+    ):
+        _prompts(name, sha256, path.parent, found)
+
+
+def _lock(run: Run, environment: str, env_id: str, found: Verification) -> None:
+    from harness.env import lock  # noqa: PLC0415 - a quarter of a second, for runs without an environment
+
+    path = inputs.lock(run, environment)
+    if path is None:
+        found.unchecked.append(f"env_id of `{environment}`: the run kept no copy of its lock")
+        return
+    try:
+        seen = lock.read(path)
+    except HarnessError as error:
+        found.differences.append(_damaged(error, _relative(run, path)))
+        return
+    found.hold("plan.json", f"arms: env_id of {environment}", env_id, seen.computed_id())
+
+
+def _prompts(name: str, sha256: str, beside: Path, found: Verification) -> None:
+    try:
+        seen = prompts.load(name, beside=beside).sha256
+    except HarnessError as error:
+        found.unchecked.append(f"prompts `{name}`: {error.message}")
+        return
+    found.hold("plan.json", f"prompts_sha256 of {name}", sha256, seen)
+
+
+# Levels
+
+
+def _level(run: Run, plan: Plan, launch: PlannedLaunch, cell: PlannedCell, found: Verification) -> None:
+    """Everything that `level.json` says, from its requests."""
+    name = cell.level.name
+    folder = run.level_folder(launch.name, name)
+    file = _relative(run, folder / "level.json")
+    if not (folder / "level.json").is_file():
+        begun = sum(1 for _ in run.requests(launch.name, name))
+        why = f"not finished, {begun} requests noted" if begun else "not measured"
+        found.unchecked.append(f"{launch.name} {name}: {why}")
+        return
+    stored = run.level(launch.name, name)
+    assert stored is not None  # the file is there
+    if not (folder / "requests.jsonl").is_file():
+        found.unchecked.append(f"{launch.name} {name}: its requests are not here")
+        return
+    if stored.measurement != MEASUREMENT:
+        found.unchecked.append(
+            f"{launch.name} {name}: measured by {stored.measurement}, this harness has {MEASUREMENT}"
+        )
+        return
+    records = tuple(run.requests(launch.name, name))
+    _records(_relative(run, folder / "requests.jsonl"), records, bool(plan.arms[launch.arm].secrets), found)
+    derived = _derived(run, plan, _Cell(launch, cell, stored, records, folder), found)
+    found.levels += 1
+    found.compare(file, read_json(folder / "level.json"), derived.model_dump(mode="json"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One finished level as stored."""
+
+    launch: PlannedLaunch
+    cell: PlannedCell
+    stored: LevelResult
+    records: tuple[RequestRecord, ...]
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return f"{self.launch.name} {self.cell.level.name}"
+
+
+def _records(file: str, records: Sequence[RequestRecord], secrets: bool, found: Verification) -> None:
+    """What each request's line says twice: its text by its digest, and the tokens of its chunks."""
+    for record in records:
+        where = f"request {record.index} ({record.phase})"
+        if record.text and record.text_sha256 and not secrets:  # a text with a secret taken out has another digest
+            text = record.text.encode("utf-8", "surrogatepass")
+            found.hold(file, f"{where}: text_sha256", record.text_sha256, sha256_bytes(text))
+        counts = [chunk.tokens for chunk in record.chunks]
+        if record.ok and counts and None not in counts:
+            found.compare(file, record.output_tokens, sum(counts), f"{where}: output_tokens")
+
+
+def _derived(run: Run, plan: Plan, one: _Cell, found: Verification) -> LevelResult:
+    """The level once more: metrics from its requests, verdict from everything seen around it."""
+    stored, arm = one.stored, plan.arms[one.launch.arm]
+    said = run.launch(one.launch.name)
+    engine = engine_of(str(said.get("engine") or arm.engine))
+    readings = Readings.of(one.folder, engine.counters)
+    client, capacity = _client(stored, one.records)
+    trace = LevelTrace(
+        records=one.records,
+        client=client,
+        started_at=datetime.datetime.fromisoformat(stored.started_at).timestamp(),
+        mode=one.cell.level.mode,
+        concurrency=one.cell.level.concurrency,
+        stopped=bool(stored.client.get("stopped")),
+    )
+    who = metrics.Identity(one.cell.cell_id, one.launch.arm, one.launch.name, one.launch.block, stored.simulated)
+    flushed = stored.server.get("flushed")
+    server: dict[str, Any] = {**readings.named(), "flushed": flushed}
+    if not readings.server and set(stored.server) - {"flushed"}:
+        found.unchecked.append(f"{one.label}: the server's counters: server_metrics.jsonl is not here")
+        server = stored.server
+    result = metrics.summarise(trace, who, one.cell.level.model_dump(), server=server, capacity=capacity)
+    result = result.model_copy(update={"started_at": stored.started_at})
+    log = _log(run, one) if readings.server or server is not stored.server else None
+    if log is None and arm.expect:
+        found.unchecked.append(
+            f"{one.label}: whether {', '.join(arm.expect)} engaged: what the server said is not here"
+        )
+    seen = judge.Seen(
+        answers=said.get("answers") or {},
+        log=log or "",
+        deltas=readings.deltas(),
+        evidence=log is not None,
+        died=_died(stored),
+        restarted=readings.restarted(),
+        throttles=readings.throttles(),
+        flushed=flushed,
+        cut=[reason for reason in stored.verdict.reasons if reason.code in judge.CUT],
+    )
+    judged = judge.judged(result, arm, engine, one.records, seen)
+    return judged if log is not None else _as_promised(judged, stored)
+
+
+def _client(
+    stored: LevelResult, records: Sequence[RequestRecord]
+) -> tuple[ClientFacts, tuple[float | None, str] | None]:
+    """What the client noted of itself; its wall time stands in the rate at which it read chunks."""
+    told = stored.client
+    chunks, rate = sum(len(record.chunks) for record in records), told.get("chunks_s")
+    facts = ClientFacts(
+        processes=int(told["processes"]),
+        cpu_s=float(told["cpu_s"]),
+        wall_s=chunks / rate if rate else 0.0,
+        kernel_stamps=bool(told["kernel_stamps"]),
+        reads=int(told["reads"]),
+        parse_s=float(told["parse_s"]),
+        wrapped=int(told.get("wrapped_requests") or 0),
+        clock_step_s=float(told.get("clock_step_s") or 0.0),
+        cpus=tuple(told.get("cpus") or ()),
+        reconnects=int(told.get("reconnects") or 0),
+    )
+    note = told.get("capacity_note")
+    return facts, None if note is None else (told.get("capacity_chunks_s"), str(note))
+
+
+def _died(stored: LevelResult) -> str | None:
+    """How the server died, in the words of the verdict: a death leaves no raw number behind."""
+    message = next((reason.message for reason in stored.verdict.reasons if reason.code == "server-died"), None)
+    return message.partition(": ")[2] if message else None
+
+
+def _log(run: Run, one: _Cell) -> str | None:
+    """What the server had logged by the end of a level; None where that log is not in this run."""
+    path = run.launch_folder(one.launch.name) / "server.log"
+    taken = {(event.get("launch"), event.get("level")) for event in run.events() if event.get("kind") == "reused"}
+    if (one.launch.name, one.cell.level.name) in taken or not path.is_file():
+        return None
+    later = [
+        result.started_at
+        for cell in one.launch.cells
+        if (result := run.level(one.launch.name, cell.level.name)) is not None
+        and result.started_at > one.stored.started_at
+    ]
+    began = str(run.launch(one.launch.name).get("started_at") or "")
+    span = (_instant(began) if began < one.stored.started_at else None, _instant(min(later)) if later else None)
+    return "".join(f"{line.text}\n" for line in logs.read(path) if line.writer != logs.REAPER and _within(line, span))
+
+
+def _within(line: logs.LogLine, span: tuple[float | None, float | None]) -> bool:
+    """Whether a line was logged in a span of time; one without a readable stamp counts."""
+    at, (start, end) = _instant(line.at), span
+    return at is None or ((start is None or at >= start - 1) and (end is None or at <= end))
+
+
+def _instant(text: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _as_promised(judged: LevelResult, stored: LevelResult) -> LevelResult:
+    """A level judged without its server's log, with what the stored verdict says of features taken over."""
+    taken = [reason for reason in stored.verdict.reasons if reason.code == "feature-not-engaged"]
+    if not taken:
+        return judged
+    wanted = [reason for reason in stored.verdict.reasons if reason in judged.verdict.reasons or reason in taken]
+    missing = [reason for reason in judged.verdict.reasons if reason not in wanted]
+    state = judged.verdict.state if judged.verdict.state != "valid" else "suspect"
+    return judged.model_copy(
+        update={"verdict": judged.verdict.model_copy(update={"state": state, "reasons": (*wanted, *missing)})}
+    )
+
+
+# Comparison
+
+
+def _comparison(run: Run, found: Verification) -> None:
+    """The stored answer, and each policy, from the levels."""
+    path = run.path / "comparison.json"
+    if not path.is_file():
+        if run.plan().compare is not None:
+            found.unchecked.append("comparison.json: this run has none (it did not end, or measured too little)")
+        return
+    try:
+        known = answer.stored(run)
+        assert known is not None  # the file is there
+        fresh = answer.derived(run, known)
+    except InputError as error:
+        found.differences.append(_damaged(error, "comparison.json"))
+        return
+    if not _raw(run):
+        found.unchecked.append("comparison.json: made from requests that are not here")
+        return
+    if fresh is None:
+        found.differences.append(Difference("comparison.json", "comparisons", "an answer", "the plan compares nothing"))
+        return
+    # The name of a run is its folder's, which may have been moved.
+    found.compare("comparison.json", read_json(path), {**fresh.model_dump(mode="json"), "run_id": known.run_id})
+    for comparison in fresh.comparisons:
+        policy = run.path / f"policy-{comparison.treatment}.json"
+        if comparison.policy is not None and policy.is_file():
+            found.compare(policy.name, read_json(policy), comparison.policy.model_dump(mode="json"))
+
+
+def _raw(run: Run) -> bool:
+    """Whether the requests of every finished level are here; a record for documents leaves them out."""
+    return all(
+        (run.level_folder(launch, str(result.level["name"])) / "requests.jsonl").is_file()
+        for launch, result in run.levels()
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=SAME, abs_tol=SAME * 1e-3)
+    return bool(one == other)
+
+
+def _relative(run: Run, path: Path) -> str:
+    return path.relative_to(run.path).as_posix()
+
+
+def _damaged(error: HarnessError, file: str) -> Difference:
+    return Difference(file, "contents", f"does not read: {error.message}", "a file as the harness wrote it")
+
+
+def shown(found: Verification) -> Iterator[str]:
+    """What a person reads: the sentence, then what differs, then what could not be checked."""
+    yield found.sentence
+    for one in found.differences:
+        yield f"  differs  {one}"
+    for text in found.unchecked:
+        yield f"  not checked  {text}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
+    return text if len(text) <= 120 else text[:117] + "..."

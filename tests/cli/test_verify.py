@@ -1,0 +1,180 @@
+"""`harness verify`: a stored run comes out again from its requests, and whatever was changed is named."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import QUICK, Workplace
+
+from harness.cli import main
+
+LEVEL = "launches/01-baseline/levels/c1/level.json"
+REQUESTS = "launches/01-baseline/levels/c1/requests.jsonl"
+Change = Callable[[Any], None]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run; tests take copies of it."""
+    root = tmp_path_factory.mktemp("measured")
+    (root / "envspecs").mkdir()
+    recipe = root / "quick.yaml"
+    recipe.write_text(QUICK.replace("publish: [{doc: docs/quick.md, block: quick}, logbook]\n", ""))
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        assert main(["run", str(recipe), "-q"]) in {0, 1}
+    finally:
+        os.chdir(before)
+    [run] = (root / "runs").iterdir()
+    return run
+
+
+@pytest.fixture
+def run(measured: Path, workplace: Workplace) -> Path:
+    """A copy that a test may spoil."""
+    copy = workplace.root / "runs" / measured.name
+    shutil.copytree(measured, copy)
+    workplace.capture.readouterr()
+    return copy
+
+
+def change(path: Path, how: Change) -> None:
+    """Edit a JSON file as somebody with an editor would."""
+    value = json.loads(path.read_text())
+    how(value)
+    path.write_text(json.dumps(value))
+
+
+def told(workplace: Workplace, run: Path) -> list[tuple[str, str]]:
+    """File and key of everything that differs."""
+    answer = workplace.harness("verify", run, "--json")
+    assert answer.code == (1 if answer.json["differences"] else 0)
+    return [(one["file"], one["key"]) for one in answer.json["differences"]]
+
+
+def test_a_finished_run_comes_out_again_number_by_number(workplace: Workplace, run: Path) -> None:
+    answer = workplace.harness("verify", run, "--json")
+    assert (answer.code, answer.json["differences"], answer.json["unchecked"]) == (0, [], [])
+    assert answer.json["levels"] == 4  # two arms at C=1 and C=2
+    assert answer.json["numbers"] > 400
+    # plan, inputs (recipe), facts twice, per launch launch.json and log, per level four files, and the plan's own.
+    assert answer.json["digests"] > 20
+    said = workplace.harness("verify", run)
+    assert "all as stored" in said.out
+
+
+@pytest.mark.parametrize(
+    ("file", "how", "key"),
+    [
+        (LEVEL, lambda level: level["throughput"].update(output_tok_s=1e6), "throughput.output_tok_s"),
+        (LEVEL, lambda level: level["throughput"].update(per_request_tok_s=None), "throughput.per_request_tok_s"),
+        (LEVEL, lambda level: level["metrics"]["ttft_s"].update(mean=0.0001), "metrics.ttft_s.mean"),
+        (LEVEL, lambda level: level["window"].update(end_s=9.0), "window.end_s"),
+        (LEVEL, lambda level: level.update(output_tokens=33), "output_tokens"),
+        (LEVEL, lambda level: level["verdict"].update(state="invalid"), "verdict.state"),
+        (LEVEL, lambda level: level["server"].update(generated_tokens=7.0), "server.generated_tokens"),
+        (LEVEL, lambda level: level.update(cell_id="0" * 64), "cell_id"),
+        ("comparison.json", lambda found: found["comparisons"][0].update(summary="better"), "comparisons[0].summary"),
+        (
+            "comparison.json",
+            lambda found: found["comparisons"][0]["rows"][1]["estimate"].update(ratio=2.0),
+            "comparisons[0].rows[1].estimate.ratio",
+        ),
+        (
+            "plan.json",
+            lambda plan: plan["launches"][0]["cells"][0]["identity"]["workload"].update(max_tokens=9),
+            "launches.01-baseline.cells.c1.cell_id",
+        ),
+        ("run.json", lambda state: state.update(plan="0" * 64), "plan"),
+    ],
+)
+def test_a_changed_number_is_named_with_its_file_and_key(
+    workplace: Workplace, run: Path, file: str, how: Change, key: str
+) -> None:
+    change(run / file, how)
+    assert (file, key) in told(workplace, run)
+
+
+def test_a_changed_request_shows_in_its_digest_and_in_every_number_made_from_it(
+    workplace: Workplace, run: Path
+) -> None:
+    path = run / REQUESTS
+    *others, last = path.read_text().splitlines()
+    record = json.loads(last)
+    assert record["phase"] == "measure"
+    record["chunks"][-1][0] += 1.0  # its last token came a second later
+    path.write_text("\n".join([*others, json.dumps(record)]) + "\n")
+    found = told(workplace, run)
+    assert (REQUESTS, "sha256") in found
+    assert (LEVEL, "metrics.e2e_s.mean") in found
+    assert (LEVEL, "throughput.output_tok_s_whole") in found
+
+
+def test_a_request_left_out_changes_the_counts(workplace: Workplace, run: Path) -> None:
+    path = run / REQUESTS
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    found = told(workplace, run)
+    assert {(LEVEL, "requests"), (LEVEL, "ok"), (LEVEL, "output_tokens")} <= set(found)
+
+
+def test_a_changed_text_no_longer_has_its_digest(workplace: Workplace, run: Path) -> None:
+    path = run / REQUESTS
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["text"] += " and more"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert any("text_sha256" in key for _, key in told(workplace, run))
+
+
+def test_a_changed_copy_of_the_recipe_is_not_what_was_planned(workplace: Workplace, run: Path) -> None:
+    recipe = run / "inputs" / "recipes" / "quick.yaml"
+    recipe.write_text(recipe.read_text() + "# later\n")
+    assert told(workplace, run) == [("inputs/recipes/quick.yaml", "sha256"), ("plan.json", "recipe_sha256")]
+
+
+def test_a_file_that_is_gone_is_named(workplace: Workplace, run: Path) -> None:
+    (run / "launches" / "02-speculative" / "server.log").unlink()
+    assert ("launches/02-speculative/server.log", "sha256") in told(workplace, run)
+
+
+def test_a_file_that_does_not_read_is_a_difference_and_not_the_end(workplace: Workplace, run: Path) -> None:
+    (run / LEVEL).write_text("{")
+    found = told(workplace, run)
+    assert ("launches/01-baseline/levels/c1", "contents") in found
+
+
+def test_a_partial_run_is_checked_as_far_as_it_goes(workplace: Workplace, run: Path) -> None:
+    """As a kill leaves it: one level without its result, one never begun, no comparison."""
+    (run / "comparison.json").unlink()
+    (run / "launches/02-speculative/levels/c1/level.json").unlink()
+    shutil.rmtree(run / "launches/02-speculative/levels/c2")
+    ledger = run / "digests.jsonl"
+    kept = [line for line in ledger.read_text().splitlines() if "02-speculative/levels" not in line]
+    ledger.write_text("\n".join(kept) + "\n")
+    answer = workplace.harness("verify", run, "--json")
+    assert (answer.code, answer.json["differences"], answer.json["levels"]) == (0, [], 2)
+    # Four measured requests, and one warm-up at the head of C=1.
+    assert answer.json["unchecked"] == [
+        "02-speculative c1: not finished, 5 requests noted",
+        "02-speculative c2: not measured",
+        "comparison.json: this run has none (it did not end, or measured too little)",
+    ]
+
+
+def test_a_run_of_an_older_harness_says_what_it_did_not_keep(workplace: Workplace, run: Path) -> None:
+    (run / "digests.jsonl").unlink()
+    shutil.rmtree(run / "inputs")
+    change(run / LEVEL, lambda level: level["metrics"]["ttft_s"].pop("minimum"))
+    answer = workplace.harness("verify", run, "--json")
+    assert (answer.code, answer.json["differences"]) == (0, [])
+    assert answer.json["unchecked"][0].startswith("files: this run kept no digests.jsonl")
+    assert any("no `metrics.ttft_s.minimum`" in text for text in answer.json["unchecked"])
+
+
+def test_a_folder_that_is_no_run_is_an_input_error(workplace: Workplace) -> None:
+    answer = workplace.harness("verify", "nowhere")
+    assert (answer.code, "`nowhere` is not a run" in answer.err) == (2, True)
