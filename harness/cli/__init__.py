@@ -10,7 +10,19 @@ import sys
 from collections.abc import Sequence
 
 from harness import __version__
-from harness.cli import bench, checking, environments, envs, experiments, image, machine, patches, results, validation
+from harness.cli import (
+    bench,
+    checking,
+    environments,
+    envs,
+    experiments,
+    image,
+    interop,
+    machine,
+    patches,
+    results,
+    validation,
+)
 from harness.cli.talk import Talk
 from harness.errors import HarnessError
 
@@ -61,6 +73,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"harness {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for room in (environments, patches, validation, image, envs, experiments, results, checking, bench, machine):
+    for room in (
+        environments,
+        patches,
+        validation,
+        image,
+        envs,
+        experiments,
+        results,
+        checking,
+        interop,
+        bench,
+        machine,
+    ):
         room.register(verbs)
     return parser
