@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -33,24 +34,26 @@ _FACTS = frozenset(
 )
 
 
+Counts = tuple[int | None, int | None, int | None, int | None]
+_UNCOUNTED: Counts = (None, None, None, None)
+_TRIES = 8  # events in a row that did not repeat the one before, after which nobody looks whether they do
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")  # where a delta may hold its text
+
+
 class StreamError(ValueError):
     """The body is not what a generation server may say; the message says what was seen."""
 
 
 @dataclass(slots=True)
-class Arrival:
-    """An event that carried generated text or tokens; `offset` is the body offset of its last byte."""
-
-    offset: int
-    text: bool
-    tokens: int | None = None
-
-
-@dataclass(slots=True)
 class Said:
-    """What a body said, all of it."""
+    """What a body said, all of it.
 
-    arrivals: list[Arrival] = field(default_factory=list)
+    `arrivals`: the body offset of the last byte of each event that carried generated text or tokens, and `tokens` how
+    many each carried, None where the server does not say.
+    """
+
+    arrivals: list[int] = field(default_factory=list)
+    tokens: list[int] | None = None
     text: str = ""
     output_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -63,40 +66,16 @@ class Said:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def events(body: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Event name, data and offset of the data's last byte, for each event that has data.
+def events(body: bytes, start: int, end: int) -> Iterator[tuple[str, bytes, int]]:
+    """Event name, data and offset of the data's last byte, for each event between two offsets that has data.
 
     An event whose empty line never came is given too when the body ends after a whole line: servers cut the last
     line end off, and a stream that was really cut is known by its framing.
     """
-    if b"\r" not in body and b"\n:" not in body:
-        yield from _plain_events(body)
-        return
-    yield from _any_events(body)
-
-
-def _plain_events(body: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """The usual stream: line feeds only, no comments after the first line."""
-    start, length = 0, len(body)
-    while start < length:
-        end = body.find(b"\n\n", start)
-        if end < 0:
-            yield from _any_events(body, start)
-            return
-        block = body[start:end]
-        if block.startswith(b"data: ") and b"\n" not in block:
-            yield "", block[6:], end - 1
-        else:
-            yield from _any_events(body[: end + 2], start)
-        start = end + 2
-
-
-def _any_events(body: bytes, start: int = 0) -> Iterator[tuple[str, bytes, int]]:
     name, data, last = "", None, 0
     if start == 0 and body.startswith(b"\xef\xbb\xbf"):
         start = 3
-    for match in _lines(body, start):
-        line, end = match
+    for line, line_end in _lines(body, start, end):
         if not line:
             if data is not None:
                 yield name, data, last
@@ -105,21 +84,21 @@ def _any_events(body: bytes, start: int = 0) -> Iterator[tuple[str, bytes, int]]
         key, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if key == b"data":
-            data, last = value if data is None else data + b"\n" + value, end - 1
+            data, last = value if data is None else data + b"\n" + value, line_end - 1
         elif key == b"event":
             name = value.decode("utf-8", "replace")
     if data is not None:
         yield name, data, last
 
 
-def _lines(body: bytes, start: int) -> Iterator[tuple[bytes, int]]:
+def _lines(body: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:
     """Lines without their ends, and the offset one after their last byte."""
     at = start
-    for match in _LINE.finditer(body, start):
+    for match in _LINE.finditer(body, start, end):
         yield match[1], match.end(1)
         at = match.end()
-    if at < len(body):
-        yield body[at:], len(body)
+    if at < end:
+        yield body[at:end], end
 
 
 class Listener:
@@ -130,21 +109,70 @@ class Listener:
         self._texts: list[str] = []
         self._native: list[str] = []  # SGLang's /generate repeats the text so far unless told otherwise
         # For each arrival: tokens by `token_ids`, then cumulative counts by usage, timings and meta_info.
-        self._counts: list[tuple[int | None, int | None, int | None, int | None]] = []
+        self._counts: list[Counts] = []
         self._usage: int | None = None
         self._timings: int | None = None
         self._meta: int | None = None
 
-    def event(self, name: str, data: bytes, offset: int) -> None:
-        """Take one event.
+    def stream(self, body: bytes) -> None:
+        """Take an event stream, whole or as far as it came.
 
         Raises:
-            StreamError: its data is neither JSON nor `[DONE]`.
+            StreamError: an event's data is neither JSON nor `[DONE]`.
         """
+        if b"\r" in body:
+            self._events(body, 0, len(body))
+        else:
+            self._plain(body)
+
+    def _plain(self, body: bytes) -> None:
+        """The usual stream: line feeds only.
+
+        Most events differ from the one before in nothing but their text. What stands around the text is kept from an
+        event that was read in full, and an event with the same around a plain text needs no reading: see `_mould`.
+        """
+        start, length, texts, arrivals, counts = 0, len(body), self._texts, self.said.arrivals, self._counts
+        mould, before, after, tries, seen = (b"", b""), 0, 0, 0, 0
+        while start < length:
+            end = body.find(b"\n", start)
+            if end < 0 or body[end + 1 : end + 2] != b"\n":  # several lines, or the end of the body
+                end = body.find(b"\n\n", start) + 2
+                end = end if end >= 2 else length
+                self._events(body, start, end)
+                start = end
+                continue
+            prefix, suffix = mould
+            if before and body.startswith(prefix, start) and body.endswith(suffix, start + before, end):
+                text = _plain_text(body[start + before : end - after])
+                if text:
+                    texts.append(text)
+                    arrivals.append(end - 1)
+                    counts.append(_UNCOUNTED)
+                    start = end + 2
+                    continue
+            if body.startswith(b"data: ", start):
+                value = self._event("", body[start + 6 : end], end - 1)
+                # Where nothing ever repeats, looking for what does would only cost.
+                tries, seen = (0 if len(texts) > seen + 1 else tries + 1), len(texts)
+                if tries < _TRIES:
+                    mould = _mould(body[start:end], value) or mould
+                    before, after = len(mould[0]), len(mould[1])
+            else:
+                self._events(body, start, end + 2)
+            start = end + 2
+
+    def _events(self, body: bytes, start: int, end: int) -> None:
+        for name, data, offset in events(body, start, end):
+            self._event(name, data, offset)
+
+    def _event(self, name: str, data: bytes, offset: int) -> Any:
+        """Take one event; gives what its data meant."""
         if data == b"[DONE]":
             self.said.done = True
-            return
-        self.message(whole_json(data), offset, failed=name == "error")
+            return None
+        value = whole_json(data)
+        self.message(value, offset, failed=name == "error")
+        return value
 
     def message(self, value: Any, offset: int, *, failed: bool = False) -> None:
         """Take one JSON message: an event's, or a whole answer that was not streamed."""
@@ -173,10 +201,8 @@ class Listener:
                 self._texts.append(piece)
             if (given := choice.get("token_ids")) is not None:
                 ids = (ids or 0) + len(given)
-        if text or ids:
-            self._arrive(offset, (ids, counted, predicted, None), text=text)
-        elif any_choice and (self._grew(counted, 1) or self._grew(predicted, 2)):
-            self._arrive(offset, (ids, counted, predicted, None), text=False)
+        if text or ids or (any_choice and (self._grew(counted, 1) or self._grew(predicted, 2))):
+            self._arrive(offset, (ids, counted, predicted, None))
 
     def _choice(self, choice: dict[str, Any]) -> str:
         """The new text of one choice, whatever it is called: content, reasoning, refusal or a tool call's pieces."""
@@ -212,7 +238,7 @@ class Listener:
         grown = count is not None and count > (self._meta or 0)
         self._meta = _first(count, self._meta)
         if grown or (new and count is None):
-            self._arrive(offset, (None, None, None, count), text=new)
+            self._arrive(offset, (None, None, None, count))
 
     def _take_usage(self, usage: dict[str, Any]) -> int | None:
         said = self.said
@@ -239,10 +265,8 @@ class Listener:
         last = self._counts[-1][source]
         return last is not None and count > last
 
-    def _arrive(
-        self, offset: int, counts: tuple[int | None, int | None, int | None, int | None], *, text: bool
-    ) -> None:
-        self.said.arrivals.append(Arrival(offset, text))
+    def _arrive(self, offset: int, counts: Counts) -> None:
+        self.said.arrivals.append(offset)
         self._counts.append(counts)
 
     def end(self) -> Said:
@@ -251,12 +275,9 @@ class Listener:
         said.text = "".join(self._texts) + _joined(self._native)
         total = _first(self._usage, self._meta, self._timings)
         said.output_tokens, said.counter = total, "usage" if total is not None else None
-        tokens = self._tokens(total)
-        if tokens is not None:
-            for arrival, count in zip(said.arrivals, tokens, strict=True):
-                arrival.tokens = count
-            if total is None:
-                said.output_tokens, said.counter = sum(tokens), "stream"
+        said.tokens = self._tokens(total)
+        if said.tokens is not None and total is None:
+            said.output_tokens, said.counter = sum(said.tokens), "stream"
         return said
 
     def _tokens(self, total: int | None) -> list[int] | None:
@@ -279,6 +300,57 @@ class Listener:
                 tokens[-1] += total - known[-1]
             return tokens
         return None
+
+
+@lru_cache(maxsize=1 << 14)  # pieces of text are tokens, and those repeat
+def _plain_text(raw: bytes) -> str:
+    """The text of a JSON string that holds no escapes, from the bytes between its quotes; empty where it is not one."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if text.isprintable() and '"' not in text and "\\" not in text else ""
+
+
+def _mould(block: bytes, value: Any) -> tuple[bytes, bytes] | None:
+    """What stands before and after the text in an event that says nothing but a piece of text; None where it says more.
+
+    Any other plain text between the two makes an event that differs in its text alone: the first part ends inside a
+    JSON string, which the second part's first byte closes. That it is the string with the text, and no other that
+    reads the same, is tried with another text in its place. `value`, what the event says, is used up.
+    """
+    holder, key = _holder(value)
+    if holder is None:
+        return None
+    before, found, after = block.partition(b'"%b"' % holder[key].encode("utf-8", "surrogatepass"))
+    if not found:
+        return None
+    holder[key] = "?"
+    try:
+        tried = orjson.loads(b'%b"?"%b' % (before[6:], after))
+    except orjson.JSONDecodeError:
+        return None
+    return (before + b'"', b'"' + after) if tried == value else None
+
+
+def _holder(value: Any) -> tuple[Any, str]:
+    """The object that holds an event's text, and under which key; None where the event says anything else."""
+    nothing = None, ""
+    if not isinstance(value, dict) or any(value.get(key) for key in ("error", "usage", "timings", "meta_info")):
+        return nothing
+    choices = value.get("choices")
+    if value.get("object") == "error" or not isinstance(choices, list) or len(choices) != 1:
+        return nothing
+    choice = choices[0]
+    if choice.get("finish_reason") is not None or choice.get("token_ids") is not None:
+        return nothing
+    delta = choice.get("delta") or choice.get("message")
+    if delta is None:
+        return (choice, "text") if isinstance(choice.get("text"), str) and choice["text"] else nothing
+    keys = [key for key in _TEXTS if delta.get(key)]
+    if len(keys) != 1 or not isinstance(delta[keys[0]], str) or delta.get("tool_calls"):
+        return nothing
+    return delta, keys[0]
 
 
 def whole_json(data: bytes) -> Any:

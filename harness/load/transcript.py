@@ -7,7 +7,7 @@ the counts agree; else it has one of `REASONS`.
 import hashlib
 import itertools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -133,8 +133,7 @@ def understand(raw: Raw, prepared: Prepared, frame: Frame, count_tokens: TokenCo
 def shifted(record: RequestRecord, by_s: float) -> RequestRecord:
     """The same record on a clock whose zero lies `by_s` earlier."""
     chunks = tuple(
-        replace(
-            chunk,
+        chunk._replace(
             at_s=chunk.at_s + by_s,
             read_s=chunk.read_s + by_s,
             since_s=None if chunk.since_s is None else chunk.since_s + by_s,
@@ -150,18 +149,15 @@ def _since(value: int | None, zero: int) -> float | None:
 
 
 def _reads(log: list[Any]) -> _Reads:
-    reads = _Reads([], [], [], [], kernel=bool(log))
-    total = 0
-    for (data, ancillary, _, _), read_ns, not_before in log:
+    ends, stamps, kernel, total = [], [], bool(log), 0
+    for (data, ancillary, _, _), read_ns, _ in log:
         total += len(data)
+        ends.append(total)
         stamp = _stamp(ancillary) if ancillary else None
         if stamp is None or stamp > read_ns:
-            reads.kernel, stamp = False, read_ns
-        reads.ends.append(total)
-        reads.stamps.append(stamp)
-        reads.read.append(read_ns)
-        reads.not_before.append(not_before)
-    return reads
+            kernel, stamp = False, read_ns
+        stamps.append(stamp)
+    return _Reads(ends, stamps, [entry[1] for entry in log], [entry[2] for entry in log], kernel)
 
 
 def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
@@ -223,8 +219,7 @@ def _take(listener: stream.Listener, head: wire.Head, body: bytes) -> None:
         listener.said.streamed = False
         listener.message(stream.whole_json(body), max(0, len(body) - 1))
         return
-    for name, data, offset in stream.events(body):
-        listener.event(name, data, offset)
+    listener.stream(body)
 
 
 def _faults(said: stream.Said) -> tuple[str | None, str | None]:
@@ -235,9 +230,8 @@ def _faults(said: stream.Said) -> tuple[str | None, str | None]:
         return "ended early", "neither a finish reason nor `[DONE]`"
     if said.finish_reason == "abort":
         return "error", "the server aborted the request"
-    counts = [arrival.tokens for arrival in said.arrivals if arrival.tokens is not None]
-    if len(counts) == len(said.arrivals) and sum(counts) != said.output_tokens:
-        return "identity", f"chunks carry {sum(counts)} tokens, the server counted {said.output_tokens}"
+    if said.tokens is not None and sum(said.tokens) != said.output_tokens:
+        return "identity", f"chunks carry {sum(said.tokens)} tokens, the server counted {said.output_tokens}"
     return None, None
 
 
@@ -248,32 +242,43 @@ def _body(body: bytes) -> str:
 
 def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: int) -> tuple[Chunk, ...]:
     """Arrivals with the stamps of the reads that brought their last bytes."""
-    where = []  # for each arrival: its read and its frame
-    frames, read, frame = answer.frames, 0, 0
-    for arrival in said.arrivals:
-        while arrival.offset >= frames[frame][0]:
-            frame += 1
-        at = arrival.offset + frames[frame][1]
-        while at >= reads.ends[read]:
-            read += 1
-        where.append((read, frame))
+    where = _places(said.arrivals, answer.frames, reads.ends)
+    counts: Iterable[int | None] = itertools.repeat(None) if said.tokens is None else said.tokens
+    stamps, read_at, kernel = reads.stamps, reads.read, reads.kernel
     chunks = []
     together_ns: float | None = None
-    for position, arrival in enumerate(said.arrivals):
-        read, frame = where[position]
-        following = where[position + 1] if position + 1 < len(where) else None
+    for (read, frame), (next_read, next_frame), tokens in zip(where, [*where[1:], _NOWHERE], counts, strict=False):
         # Events of one frame were written together; they are one arrival, however many events.
-        shared = following is not None and following[0] == read and following[1] != frame
-        stamp, read_ns = reads.stamps[read], reads.read[read]
-        merged, since = False, None
-        if shared or not reads.kernel:
-            since_ns = _not_before(reads, read)
-            if shared and together_ns is None:
-                together_ns = max(_TOGETHER_NS, _TOGETHER_SHARE * _usual_wait_ns(reads))
-            merged = shared and together_ns is not None and stamp - since_ns > together_ns
-            since = (since_ns - zero_ns) / 1e9 if merged or not reads.kernel else None
-        chunks.append(Chunk((stamp - zero_ns) / 1e9, (read_ns - zero_ns) / 1e9, arrival.tokens, merged, since))
+        shared = next_read == read and next_frame != frame
+        stamp = stamps[read]
+        at_s, read_s = (stamp - zero_ns) / 1e9, (read_at[read] - zero_ns) / 1e9
+        if kernel and not shared:
+            chunks.append(Chunk(at_s, read_s, tokens))
+            continue
+        since_ns = _not_before(reads, read)
+        if shared and together_ns is None:
+            together_ns = max(_TOGETHER_NS, _TOGETHER_SHARE * _usual_wait_ns(reads))
+        merged = shared and together_ns is not None and stamp - since_ns > together_ns
+        since_s = (since_ns - zero_ns) / 1e9 if merged or not kernel else None
+        chunks.append(Chunk(at_s, read_s, tokens, merged, since_s))
     return tuple(chunks)
+
+
+_NOWHERE = (-1, -1)
+
+
+def _places(arrivals: list[int], frames: tuple[tuple[int, int], ...], ends: list[int]) -> list[tuple[int, int]]:
+    """For each arrival: the read that brought its last byte, and the frame that holds it."""
+    where = []
+    read, frame = 0, 0
+    for offset in arrivals:
+        while offset >= frames[frame][0]:
+            frame += 1
+        at = offset + frames[frame][1]
+        while at >= ends[read]:
+            read += 1
+        where.append((read, frame))
+    return where
 
 
 def _not_before(reads: _Reads, read: int) -> int:

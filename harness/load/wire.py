@@ -12,6 +12,7 @@ _END = b"\r\n\r\n"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|$)")
 _LARGEST_HEAD = 1 << 18
+_USUAL_LINE = 16  # bytes within which a chunk's size line ends
 
 
 class WireError(ValueError):
@@ -209,31 +210,43 @@ def response(raw: bytes) -> Response:
 def _unchunk(head: Head, raw: bytes, at: int) -> Response:
     pieces: list[bytes] = []
     frames: list[tuple[int, int]] = []
+    sizes: dict[bytes, int] = {}  # size lines seen, which soon repeat: the line as it was written, and what it said
     total = 0
-    while match := _SIZE.match(raw, at):
-        size = int(match[1], 16)
-        at = match.end()
+    while True:
+        line = raw[at : raw.find(b"\n", at, at + _USUAL_LINE) + 1]
+        size = sizes.get(line, 0)
         if size == 0:
-            end = _trailer_end(raw, at)
-            return Response(
-                head, b"".join(pieces), tuple(frames), end is not None, trailing=len(raw) - (end or len(raw))
-            )
-        piece = raw[at : at + size]
-        pieces.append(piece)
-        frames.append((total + len(piece), at - total))
-        total += len(piece)
-        at += size
-        if len(piece) < size or len(raw) < at + 2:
-            return Response(head, b"".join(pieces), tuple(frames))
-        if raw[at : at + 2] != b"\r\n":
-            seen = raw[at : at + 2].decode("latin-1")
-            return Response(head, b"".join(pieces), tuple(frames), fault=f"a chunk ends in `{seen!r}`")
-        at += 2
+            match = _SIZE.match(raw, at)
+            if match is None:
+                break
+            line, size = match[0], int(match[1], 16)
+            sizes[line] = size
+        at += len(line)
+        end = at + size
+        if size == 0 or raw[end : end + 2] != b"\r\n":
+            return _last_chunk(Response(head, b"".join(pieces), tuple(frames)), raw, at, size)
+        pieces.append(raw[at:end])
+        frames.append((total + size, at - total))
+        total += size
+        at = end + 2
     rest = raw[at : at + 20]
     fault = None
     if rest and (rest[:1] not in _HEX or b"\n" in rest):
         fault = f"not a chunk size: `{rest.decode('latin-1')!r}`"
     return Response(head, b"".join(pieces), tuple(frames), fault=fault)
+
+
+def _last_chunk(before: Response, raw: bytes, at: int, size: int) -> Response:
+    """The response at its last chunk, whose data starts at `at`: the empty one, a torn one, or one with a wrong end."""
+    if size == 0:
+        end = _trailer_end(raw, at)
+        return before._replace(complete=end is not None, trailing=len(raw) - (end or len(raw)))
+    piece, total = raw[at : at + size], len(before.body)
+    fault = None
+    if len(raw) >= at + size + 2:
+        fault = f"a chunk ends in `{raw[at + size : at + size + 2].decode('latin-1')!r}`"
+    frames = (*before.frames, (total + len(piece), at - total))
+    return before._replace(body=before.body + piece, frames=frames, fault=fault)
 
 
 def _trailer_end(raw: bytes, at: int) -> int | None:

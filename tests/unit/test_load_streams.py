@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from load_streams import STREAM, TRAPS, Trap, chat, chunked, plain, sse
 
-from harness.load import transcript, wire
+from harness.load import stream, transcript, wire
 from harness.load.transcript import Frame, Prepared, Raw, understand
 
 ZERO = 1_700_000_000_000_000_000
@@ -92,6 +92,76 @@ def test_no_damage_to_a_stream_crashes_the_parser(damage, which, at):
     for broken in (raw[:at] + damage + raw[at:], raw[:at] + damage, STREAM + chunked(damage), damage):
         found = of(Trap("damaged", broken, closed=True))
         assert found.ok or found.reason in transcript.REASONS
+
+
+# Words that also stand around the text of an event, and what JSON writes with escapes or may not hold at all.
+AWKWARD = [
+    "content",
+    "index",
+    "delta",
+    "x",
+    "",
+    " ",
+    '"',
+    "\\",
+    "\n",
+    "\t",
+    "\u2028",
+    "\x7f",
+    "é",
+    "\U0001f600",
+    "\ufffd",
+    "{}",
+]
+SHAPES = {
+    "chat": lambda text: {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]},
+    "role each time": lambda text: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}}]},
+    "completion": lambda text: {"id": "x", "choices": [{"index": 0, "text": text, "logprobs": None}], "usage": None},
+    "reasoning": lambda text: {
+        "choices": [{"delta": {"content": None, "reasoning_content": text, "tool_calls": None}}]
+    },
+    "two texts": lambda text: {"choices": [{"delta": {"reasoning": text, "content": ""}}], "index": text},
+}
+
+
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.lists(st.tuples(st.sampled_from(AWKWARD) | st.text(max_size=4), st.booleans()), max_size=30),
+)
+@settings(max_examples=300, deadline=None)
+def test_events_that_repeat_all_but_their_text_are_read_as_json_reads_them(shape, written):
+    """Python's own JSON writes the events, escaped or not; their texts in a row are the text, one arrival each."""
+    parts = [json.dumps(SHAPES[shape](text), ensure_ascii=escaped) for text, escaped in written]
+    listener = stream.Listener()
+    listener.stream("".join(f"data: {part}\n\n" for part in parts).encode("utf-8", "surrogatepass"))
+    said = listener.end()
+    assert said.text == "".join(text for text, _ in written)
+    assert len(said.arrivals) == sum(bool(text) for text, _ in written)
+
+
+@given(st.sampled_from(sorted(SHAPES)), st.lists(st.sampled_from(AWKWARD), min_size=3, max_size=8), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_event_is_read_the_same_whether_or_not_the_one_before_is_remembered(shape, texts, data):
+    body = bytearray("".join(f"data: {json.dumps(SHAPES[shape](text))}\n\n" for text in texts).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at : at + data.draw(st.integers(0, 3))] = data.draw(
+            st.sampled_from([b'"', b"\\", b"\n", b"\xff", b":", b"0", b""])
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        remembered = heard(bytes(body))
+        patch.setattr(stream, "_TRIES", 0)
+        assert remembered == heard(bytes(body))
+
+
+def heard(body):
+    """What a listener makes of a body, or what it says is wrong with it; with what it had heard until then."""
+    listener = stream.Listener()
+    try:
+        listener.stream(body)
+        return listener.end()
+    except (stream.StreamError, TypeError, AttributeError, ValueError) as error:
+        return type(error).__name__, str(error), listener.said
 
 
 JSON = st.recursive(
