@@ -24,7 +24,7 @@ from harness.cli import (
     validation,
 )
 from harness.cli.talk import Talk
-from harness.errors import HarnessError
+from harness.errors import HarnessError, InputError
 
 EXIT_CODES = """exit codes:
   0 done   1 the answer is no   2 the input is wrong   3 lock missing, stale or drifted   4 could not build
@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     talk = Talk.from_arguments(arguments)
     arguments.talk = talk
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where a full disk can still be told
+        return code
     except HarnessError as error:
         talk.error(error)
         return error.exit_code
@@ -48,8 +50,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader went away (`harness show | head`): not our fault, and nothing more to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as error:
+        if talk.verbose:
+            raise
+        if not error.filename:
+            _discard_output()
+        talk.error(_told(error))
+        return InputError.exit_code
+
+
+def _told(error: OSError) -> InputError:
+    """The machine's refusal of a file (too long a name, no permission, a full disk) as a message."""
+    what = f"`{str(error.filename)[:200]}`" if error.filename else "the output"
+    return InputError(f"cannot use {what}: {error.strerror or error}", hint="-v shows where it came up")
+
+
+def _discard_output() -> None:
+    """Keep the interpreter from failing once more at its end, over what stdout still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:

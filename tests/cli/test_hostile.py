@@ -125,3 +125,20 @@ def test_closed_and_open_loops_stand_in_one_comparison_without_being_mixed_up(wo
     workplace.harness("run", workplace.recipe(text), "--name", "open")
     done = workplace.harness("compare", "runs/closed", "runs/open", "--json")
     assert {row["verdict"] for found in done.json["comparisons"] for row in found["rows"]} == {"not comparable"}
+
+
+@pytest.mark.parametrize("verb", ["show", "compare", "plan", "run"])
+def test_a_name_too_long_for_the_file_system_is_an_input_error(workplace: Workplace, verb: str) -> None:
+    done = workplace.harness(verb, "x" * 5000)
+    assert done.code == 2
+    assert "File name too long" in done.err
+    assert len(done.err) < 6000
+
+
+def test_output_that_cannot_be_written_is_told(workplace: Workplace) -> None:
+    workplace.recipe()
+    line = f'"{sys.executable}" -m harness plan quick.yaml --json > /dev/full'
+    done = subprocess.run(["bash", "-c", line], cwd=workplace.root, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: cannot use the output: No space left on device")
+    assert b"Traceback" not in done.stderr
