@@ -3,7 +3,7 @@
 from typing import Any
 
 from harness.errors import InputError
-from harness.publish.interop.told import MILLISECONDS, Told, positive, seconds
+from harness.publish.interop.told import MILLISECONDS, Told, positive, seconds, text
 
 _DIFFERENCES = (
     "E2E ends at the last content chunk, TTFT at the first content or reasoning: as ours, but by read times of the "
@@ -49,8 +49,8 @@ def read(data: dict[str, Any]) -> Told:
         level,
         tool=f"aiperf {data['aiperf_version']}",
         differences=(*counted, *itl, *_DIFFERENCES),
-        model=", ".join(filter(None, models)) or None,
-        date=data.get("start_time"),
+        model=", ".join(filter(None, map(text, models))) or None,
+        date=text(data.get("start_time")),
     )
 
 

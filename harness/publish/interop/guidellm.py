@@ -3,7 +3,7 @@
 from typing import Any
 
 from harness.errors import InputError
-from harness.publish.interop.told import MILLISECONDS, Told, seconds
+from harness.publish.interop.told import MILLISECONDS, Told, seconds, text
 
 _DIFFERENCES = (
     "ITL is (cL - c1) / (n - 1) of each request, once a token: `tpot_naive_s`, with percentiles over tokens",
@@ -29,7 +29,7 @@ def read(data: dict[str, Any]) -> list[Told]:
     return [_level(one, f"guidellm {version}", backend.get("model")) for one in benchmarks]
 
 
-def _level(benchmark: dict[str, Any], tool: str, model: str | None) -> Told:
+def _level(benchmark: dict[str, Any], tool: str, model: Any) -> Told:
     metrics = benchmark.get("metrics") or {}
     totals = metrics.get("request_totals") or {}
     level = {
@@ -41,7 +41,7 @@ def _level(benchmark: dict[str, Any], tool: str, model: str | None) -> Told:
         **seconds("tpot_naive", _good(metrics, "inter_token_latency_ms"), 1 / MILLISECONDS),
         **seconds("e2e", _good(metrics, "request_latency")),
     }
-    return Told(level, tool=tool, differences=_DIFFERENCES, model=model)
+    return Told(level, tool=tool, differences=_DIFFERENCES, model=text(model))
 
 
 def _offered(strategy: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import InputError
 from harness.load.records import RequestRecord
 from harness.publish.interop.measured import Measured, distributions, peaks, per_second, total
-from harness.publish.interop.told import Told, milliseconds, offered, positive
+from harness.publish.interop.told import Told, milliseconds, offered, positive, text
 from harness.stats import metrics
 
 PERCENTILES = (90, 95, 99)
@@ -119,5 +119,5 @@ def read(data: dict[str, Any]) -> Told:
         level,
         tool=f"SGLang bench_serving, backend {data['backend']}",
         differences=(_NATIVE_ITL if native else _OPENAI_ITL, *_DIFFERENCES),
-        label=data.get("tag"),
+        label=text(data.get("tag")),
     )

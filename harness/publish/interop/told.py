@@ -32,6 +32,11 @@ def positive(value: Any) -> float | None:
     return float(value) if number and math.isfinite(value) and value > 0 else None
 
 
+def text(value: Any) -> str | None:
+    """A string that says something; None for anything else."""
+    return value if isinstance(value, str) and value else None
+
+
 def milliseconds(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float | None]:
     """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms` and the like as a reference's `ttft_mean_s`, `ttft_p50_s` ...
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.publish.interop.measured import Measured, distributions, peaks, per_second, total
-from harness.publish.interop.told import Told, milliseconds, offered, positive
+from harness.publish.interop.told import Told, milliseconds, offered, positive, text
 from harness.stats import metrics
 
 PERCENTILES = (50, 90, 95, 99)
@@ -137,7 +137,7 @@ def read(data: dict[str, Any]) -> Told:
         level,
         tool=f"vllm bench serve, backend {data.get('backend')}",
         differences=DIFFERENCES,
-        model=data.get("model_id"),
-        date=data.get("date"),
-        label=data.get("label"),
+        model=text(data.get("model_id")),
+        date=text(data.get("date")),
+        label=text(data.get("label")),
     )
