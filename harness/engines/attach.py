@@ -14,6 +14,7 @@ from harness.engines.engine import (
     Dialect,
     Engine,
     Evidence,
+    LogFigures,
     Milestone,
     Observed,
     Rank,
@@ -42,6 +43,7 @@ class Attach:
     features: tuple[str, ...] = ()
     signatures: tuple[Signature, ...] = ()
     milestones: tuple[Milestone, ...] = ()
+    figures: LogFigures = LogFigures()
     stop: StopPolicy = StopPolicy(signals=(), grace_s=0.0)
     rank_ports: int = 0
 

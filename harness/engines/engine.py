@@ -130,6 +130,23 @@ class Milestone:
 
 
 @dataclass(frozen=True, slots=True)
+class LogFigures:
+    """Log lines that carry figures of speed: regular expressions with a group `value`, None where no line does.
+
+    A group `who` tells several writers within one process apart.
+
+    Attributes:
+        rate: output tok/s, the mean since the line before.
+        tokens: the output tokens of one request that ended.
+        acceptance: tokens a verification step, bonus token included, the mean since the line before.
+    """
+
+    rate: str | None = None
+    tokens: str | None = None
+    acceptance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters, pinned for a whole run and echoed in its record."""
 
@@ -178,6 +195,7 @@ class Engine(Protocol):
     features: tuple[str, ...]
     signatures: tuple[Signature, ...]
     milestones: tuple[Milestone, ...]
+    figures: LogFigures
     stop: StopPolicy
     rank_ports: int
 

@@ -16,6 +16,7 @@ from harness.engines.engine import (
     Counters,
     Dialect,
     Evidence,
+    LogFigures,
     Milestone,
     Observed,
     Rank,
@@ -65,6 +66,7 @@ class LlamaCpp:
         Milestone("model loaded", r"model loaded$"),
         Milestone("listening", r"listening on https?://"),
     )
+    figures: LogFigures = LogFigures(tokens=r"(?<!prompt )eval time =\s+[\d.]+ ms /\s+(?P<value>\d+) tokens")
     # While a stream is open the first SIGTERM waits up to 30 s for it; the second ends it at once.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM", "SIGTERM"), grace_s=5.0)
     rank_ports: int = 0

@@ -88,3 +88,13 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
     for key, item in items:
         flat |= flatten(item, f"{name}.{key}" if name else key)
     return flat
+
+
+def flushed(status: int, body: str) -> bool:
+    """Whether an engine emptied its prefix cache when asked to. The proof is the next request: 0 cached tokens.
+
+    SGLang answers 400 while requests run, and an older one 200 with "Flush cache failed"; vLLM refuses within a 200
+    while blocks are in use.
+    """
+    said = body.replace(" ", "").lower()
+    return status == 200 and "fail" not in said and '"success":false' not in said

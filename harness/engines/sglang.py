@@ -19,6 +19,7 @@ from harness.engines.engine import (
     Counters,
     Dialect,
     Evidence,
+    LogFigures,
     Milestone,
     Observed,
     Rank,
@@ -75,7 +76,7 @@ class SGLang:
     models_path: str = "/v1/models"
     metrics_path: str | None = "/metrics"
     effective_paths: tuple[str, ...] = ("/server_info", "/get_server_info", "/model_info", "/v1/models")
-    # Answers 400 while requests are running; `flushed` reads the answer.
+    # Answers 400 while requests are running; `openai.flushed` reads the answer.
     flush: tuple[str, str] | None = ("POST", "/flush_cache")
     counters: Counters = Counters(
         prompt_tokens="sglang:prompt_tokens_total",
@@ -92,6 +93,7 @@ class SGLang:
     )  # fmt: skip
     signatures: tuple[Signature, ...] = SIGNATURES
     milestones: tuple[Milestone, ...] = sglang_log.MILESTONES
+    figures: LogFigures = sglang_log.FIGURES
     # SIGTERM drains: an open stream holds it to its last token, so the client closes first.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM",), grace_s=75.0)
     stop_profile: str = "/stop_profile"
@@ -154,14 +156,6 @@ class SGLang:
 
 
 ENGINE = SGLang()
-
-
-def flushed(status: int, body: str) -> bool:
-    """Whether `/flush_cache` did what was asked: 0.5.9 and later answer 400 while requests are running.
-
-    The proof is in the next request: `cached_tokens` in its usage must be 0.
-    """
-    return status == 200 and "fail" not in body.lower()
 
 
 def acceptance_length(deltas: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.engines.engine import Evidence, Milestone, Observed, Signature
+from harness.engines.engine import Evidence, LogFigures, Milestone, Observed, Signature
 from harness.engines.log_lines import SHOWN, matching, nccl_p2p
 
 _VERIFIED = "sglang:spec_verify_calls_total"
@@ -21,6 +21,12 @@ _ACCEPT = re.compile(r"(?<!block )accept len: (?P<length>[\d.]+), accept rate: (
 _GRAPH = re.compile(r"\b(?:cuda|cpu|npu) graph: (?P<used>True|False)")
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): (?P<value>[\d.]+)")
 _QUEUE = re.compile(r"#queue-req: (?P<queued>\d+)")
+
+# A line counts what was decoded since the one before; a request's first token comes from its prefill and is not in it.
+FIGURES = LogFigures(
+    rate=r"Decode batch.*gen throughput \(token/s\): (?P<value>[\d.]+)",
+    acceptance=r"Decode batch.*(?<!block )accept len: (?P<value>[\d.]+)",
+)
 
 MILESTONES: tuple[Milestone, ...] = (
     Milestone("arguments resolved", r"server_args="),
