@@ -11,6 +11,7 @@ from harness.engines.engine import (
     Counters,
     Dialect,
     Evidence,
+    LogFigures,
     Milestone,
     Observed,
     Rank,
@@ -56,6 +57,7 @@ class Simulated:
         Milestone("loading weights", r"simulated: loading weights"),
         Milestone("ready", r"simulated: ready on "),
     )
+    figures: LogFigures = LogFigures()
     stop: StopPolicy = StopPolicy(signals=("SIGTERM",), grace_s=5.0)
     stop_profile: str = "/stop_profile"
     rank_ports: int = 1

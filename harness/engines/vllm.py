@@ -18,6 +18,7 @@ from harness.engines.engine import (
     Counters,
     Dialect,
     Evidence,
+    LogFigures,
     Milestone,
     Observed,
     Rank,
@@ -94,6 +95,11 @@ class VLLM:
         Milestone("engine ready", r"init engine \(profile, create kv cache, warmup model\) took"),
         Milestone("serving", r"Starting vLLM (?:API )?server"),
         Milestone("ready", r"Application startup complete"),
+    )
+    # Every ten seconds, and not at all while nothing goes on.
+    figures: LogFigures = LogFigures(
+        rate=r"(?P<who>Engine \d+|\d+ Engines Aggregated): .*Avg generation throughput: (?P<value>[\d.]+) tokens/s",
+        acceptance=r"SpecDecoding metrics: Mean acceptance length: (?P<value>[\d.]+)",
     )
     # Idle it leaves within two seconds. A client that holds a stream keeps it for good, and its handler takes every
     # further signal for the same one: nothing but SIGKILL helps then.
@@ -199,11 +205,6 @@ class VLLM:
 
 
 ENGINE = VLLM()
-
-
-def flushed(status: int, body: str) -> bool:
-    """Whether `/reset_prefix_cache` did it: blocks in use make it refuse inside a 200."""
-    return status == 200 and '"success":false' not in body.replace(" ", "").lower()
 
 
 def acceptance_length(deltas: Mapping[str, float]) -> float | None:

@@ -1,22 +1,27 @@
-"""What the server and its GPUs say while a level runs: `/metrics` and NVML, once a second, on a thread of the parent.
+"""What the server and its GPUs say while a level runs: `/metrics` and readings of GPUs, once a second, on a thread of
+the parent.
 
 Never in the measuring processes. Counters are read at the level's two ends as well: their deltas are the level's own.
 """
 
-import contextlib
 import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Protocol
 
 import requests
 
 from harness.files import append_line
 
+# A context in which GPUs are read: each call gives one reading of every GPU, at a time in seconds since 1970.
+Gpus = Callable[[], AbstractContextManager[Callable[[float], Iterable[dict[str, Any]]]]]
+
+_IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 _PERIOD_S = 1.0
 _PATIENCE_S = 5.0  # a busy server answers late; the scrape is not what is being measured
 
@@ -49,11 +54,17 @@ class Observer:
 
     `server_metrics.jsonl` and `gpu.jsonl` grow in `folder` a line a second. A server without metrics, or a machine
     without a GPU, leaves no file and no deltas; what could not be read stands in `faults`. `session`, which is closed
-    at the end, knows how the server is to be reached and trusted.
+    at the end, knows how the server is to be reached and trusted; `gpus` is who reads GPUs.
     """
 
     def __init__(
-        self, base_url: str, engine: Exposed, *, folder: Path | None = None, session: requests.Session | None = None
+        self,
+        base_url: str,
+        engine: Exposed,
+        *,
+        folder: Path | None = None,
+        session: requests.Session | None = None,
+        gpus: Gpus = lambda: nullcontext(lambda _: ()),
     ) -> None:
         self._url = base_url.rstrip("/") + engine.metrics_path if engine.metrics_path else None
         self._names: dict[str, str | None] = dataclasses.asdict(engine.counters)
@@ -64,6 +75,7 @@ class Observer:
         self._first: Scrape | None = None
         self._last: Scrape | None = None
         self._peaks: dict[str, float] = {}
+        self._read_gpus = gpus
         self._gpus: list[dict[str, Any]] = []
         self.faults: list[str] = []
 
@@ -106,11 +118,18 @@ class Observer:
         """Masks of clock event reasons that were seen, each once, idleness left out."""
         return clock_events(self._gpus)
 
+    def sharing(self) -> dict[str, list[str]]:
+        """`shared_with`: the strangers that readings of GPUs name, each once; empty where there was none."""
+        found = sorted({str(name) for reading in self._gpus for name in reading.get("strangers", ())})
+        return {"shared_with": found} if found else {}
+
     def _watch(self) -> None:
-        with _nvml() as library:
+        with self._read_gpus() as read:
             due = time.monotonic()
             while True:
-                self._read_gpus(library)
+                for reading in read(time.time()):
+                    self._gpus.append(reading)
+                    self._write("gpu.jsonl", reading)
                 due += _PERIOD_S
                 if self._done.wait(max(0.0, due - time.monotonic())):
                     return
@@ -132,13 +151,6 @@ class Observer:
             self._peaks[name] = max(value, self._peaks.get(name, value))
         self._write("server_metrics.jsonl", {"at": scrape.at, **scrape.counters, **scrape.gauges})
 
-    def _read_gpus(self, library: ModuleType | None) -> None:
-        if library is None:
-            return
-        for reading in _gpu_readings(library, time.time()):
-            self._gpus.append(reading)
-            self._write("gpu.jsonl", reading)
-
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         if self._folder is None:
             return
@@ -156,13 +168,16 @@ def named(names: Mapping[str, str | None], deltas: Mapping[str, float], peaks: M
     """Counter deltas and highest gauges by our names (`running_max`), and the acceptance length where it follows.
 
     Acceptance length is tokens a verify step: (accepted + drafts) / drafts, as each step also yields one token of the
-    target model's own (Leviathan et al. 2023).
+    target model's own (Leviathan et al. 2023); where accepted tokens are not counted, generated tokens / drafts, which
+    is SGLang's own definition.
     """
     found = {ours: deltas[theirs] for ours, theirs in names.items() if theirs is not None and theirs in deltas}
     found |= {f"{ours}_max": peaks[theirs] for ours, theirs in names.items() if theirs is not None and theirs in peaks}
     drafts, accepted = found.get("drafts"), found.get("accepted_tokens")
     if drafts and accepted is not None:
         found["acceptance_length"] = (accepted + drafts) / drafts
+    elif drafts and (generated := found.get("generated_tokens")):
+        found["acceptance_length"] = generated / drafts
     return found
 
 
@@ -190,55 +205,3 @@ def read_metrics(text: str, at: float) -> Scrape:
             into = counters if runs else gauges
             into[sample.name] = into.get(sample.name, 0.0) + sample.value
     return Scrape(at, counters, gauges)
-
-
-# NVML
-
-_IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[ModuleType | None]:
-    """The NVML module, opened; None where there is no driver."""
-    import pynvml  # noqa: PLC0415 - only where something is observed
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu_readings(library: ModuleType, at: float) -> Iterator[dict[str, Any]]:
-    """One reading of each GPU: watts, MHz, degrees Celsius, bytes, and PCIe bytes a second over NVML's own 20 ms."""
-    for index in range(library.nvmlDeviceGetCount()):
-        handle = library.nvmlDeviceGetHandleByIndex(index)
-
-        def ask(function: Callable[..., Any], *arguments: Any, handle: Any = handle) -> Any:
-            try:
-                return function(handle, *arguments)
-            except library.NVMLError:
-                return None
-
-        power = ask(library.nvmlDeviceGetPowerUsage)
-        memory = ask(library.nvmlDeviceGetMemoryInfo)
-        sent = ask(library.nvmlDeviceGetPcieThroughput, library.NVML_PCIE_UTIL_TX_BYTES)
-        received = ask(library.nvmlDeviceGetPcieThroughput, library.NVML_PCIE_UTIL_RX_BYTES)
-        rates = ask(library.nvmlDeviceGetUtilizationRates)
-        yield {
-            "at": at,
-            "gpu": index,
-            "power_w": None if power is None else power / 1000,
-            "sm_mhz": ask(library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_SM),
-            "memory_mhz": ask(library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_MEM),
-            "throttle": ask(library.nvmlDeviceGetCurrentClocksThrottleReasons),
-            "temperature_c": ask(library.nvmlDeviceGetTemperature, library.NVML_TEMPERATURE_GPU),
-            "memory_used": None if memory is None else int(memory.used),
-            "busy_percent": None if rates is None else int(rates.gpu),
-            "pcie_sent_bytes_s": None if sent is None else sent * 1024,
-            "pcie_received_bytes_s": None if received is None else received * 1024,
-        }

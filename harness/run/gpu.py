@@ -1,10 +1,15 @@
 """What NVML says of this machine's GPUs. Without a GPU, or without its driver, everything here is None or empty."""
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+Reading = dict[str, Any]  # a line of `gpu.jsonl`
 
 IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 # nvml.h, "Clock event reasons": what holds a GPU's clocks back.
@@ -80,8 +85,8 @@ def gpus() -> tuple[Gpu, ...]:
         return tuple(_read(library, index) for index in range(library.nvmlDeviceGetCount()))
 
 
-def _read(library: ModuleType, index: int) -> Gpu:
-    handle = library.nvmlDeviceGetHandleByIndex(index)
+def _asker(library: ModuleType, handle: Any) -> Callable[..., Any]:
+    """Questions about one GPU by the name of NVML's function; None for what this GPU does not say."""
 
     def ask(name: str, *arguments: Any) -> Any:
         try:
@@ -89,6 +94,12 @@ def _read(library: ModuleType, index: int) -> Gpu:
         except library.NVMLError:
             return None
 
+    return ask
+
+
+def _read(library: ModuleType, index: int) -> Gpu:
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    ask = _asker(library, handle)
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
     default = ask("nvmlDeviceGetPowerManagementDefaultLimit")
@@ -115,6 +126,65 @@ def _read(library: ModuleType, index: int) -> Gpu:
         throttle=ask("nvmlDeviceGetCurrentClocksEventReasons"),
         temperature_c=ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
     )
+
+
+def watcher(ours: Callable[[], set[int]]) -> Callable[[], AbstractContextManager[Callable[[float], Iterator[Reading]]]]:
+    """Who reads GPUs while a level runs, as `load.observe` wants it.
+
+    Args:
+        ours: the pids of the server; empty where they are not known.
+    """
+
+    @contextlib.contextmanager
+    def watching() -> Iterator[Callable[[float], Iterator[Reading]]]:
+        with nvml() as library:
+            yield lambda at: iter(()) if library is None else _readings(library, at, ours())
+
+    return watching
+
+
+def _readings(library: ModuleType, at: float, ours: set[int]) -> Iterator[Reading]:
+    """One reading of each GPU: watts, MHz, degrees Celsius, bytes, PCIe bytes a second over NVML's own 20 ms, and the
+    strangers on it."""
+    for index in range(library.nvmlDeviceGetCount()):
+        ask = _asker(library, library.nvmlDeviceGetHandleByIndex(index))
+        power, memory = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetMemoryInfo")
+        sent = ask("nvmlDeviceGetPcieThroughput", library.NVML_PCIE_UTIL_TX_BYTES)
+        received = ask("nvmlDeviceGetPcieThroughput", library.NVML_PCIE_UTIL_RX_BYTES)
+        rates = ask("nvmlDeviceGetUtilizationRates")
+        users = [int(user.pid) for user in ask("nvmlDeviceGetComputeRunningProcesses") or []]
+        yield {
+            "at": at,
+            "gpu": index,
+            "power_w": None if power is None else power / 1000,
+            "sm_mhz": ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM),
+            "memory_mhz": ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM),
+            "throttle": ask("nvmlDeviceGetCurrentClocksEventReasons"),
+            "temperature_c": ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+            "memory_used": None if memory is None else int(memory.used),
+            "busy_percent": None if rates is None else int(rates.gpu),
+            "pcie_sent_bytes_s": None if sent is None else sent * 1024,
+            "pcie_received_bytes_s": None if received is None else received * 1024,
+            "strangers": strangers(users, ours),
+        }
+
+
+def strangers(users: Sequence[int], ours: set[int]) -> list[str]:
+    """Who else computes on a GPU that the server uses, as `name (pid)`.
+
+    Nobody where none of the users is ours: then the server runs on other GPUs, or the driver tells pids of another
+    namespace (a container's), and a stranger cannot be told from the server itself.
+    """
+    if not ours.intersection(users):
+        return []
+    return [f"{_name(pid)} ({pid})" for pid in sorted(set(users) - ours - {os.getpid()})]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "a process"
 
 
 def peers() -> list[list[bool | None]]:

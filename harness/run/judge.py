@@ -14,7 +14,11 @@ from harness.run import gpu
 from harness.stats import slices, validity
 from harness.stats.level import LevelResult, Reason, Verdict
 
+# Facts of a level's `server` that were noted at the time and follow from nothing else that is stored.
+NOTED = ("profile", "log", "shared_with", "template_tokens")
 CUT = frozenset({"level-timeout"})  # reasons of levels that were broken off
+_LOG = "the server's log"
+_SLACK = 0.05  # a rate that may be further off than this by its two ends alone is no witness
 _NOT_FLUSHED = Reason(code="not-flushed", message="the server did not confirm that it emptied its prefix cache")
 
 
@@ -62,6 +66,7 @@ def judged(
     observed = Observed(seen.answers, seen.log, seen.deltas)
     # Where nothing was answered, nothing had a chance to engage.
     promised = arm.expect if result.ok and seen.evidence else ()
+    logged = result.server.get("log") or {}
     context = validity.Context(
         cold=bool(arm.workload["cold"]),
         fixed_tokens=arm.workload["max_tokens"] if arm.workload["ignore_eos"] else None,
@@ -69,13 +74,29 @@ def judged(
         server_restarted=seen.restarted,
         throttled=[gpu.throttle_names(mask) for mask in seen.throttles],
         evidence=[engine.evidence(feature, observed) for feature in promised],
+        shared_with=result.server.get("shared_with") or (),
         slices=slices.throughput(result, records),
+        counts=_counted(logged, records),
+        rates=_rated(logged),
+        template_tokens=int(result.server.get("template_tokens") or 0),
         records=records,
     )
     flushed = [_NOT_FLUSHED] if seen.flushed is False else []
     return _with_reasons(
         validity.judged(result, context), [*_drifted(seen.drift), *flushed, *_profiled(result), *seen.cut]
     )
+
+
+def _counted(logged: Mapping[str, Any], records: Sequence[RequestRecord]) -> dict[str, float]:
+    """The log's count of tokens, where it has a line for every request."""
+    return {_LOG: logged["tokens"]} if logged.get("requests") == len(records) else {}
+
+
+def _rated(logged: Mapping[str, Any]) -> dict[str, validity.Rate]:
+    """The log's rate beside the client's over the same time; one too short to tell anything is left out."""
+    if "output_tok_s" not in logged or logged["slack"] > _SLACK:
+        return {}
+    return {_LOG: validity.Rate(logged["output_tok_s"], logged["client_tok_s"], logged["slack"])}
 
 
 def _profiled(result: LevelResult) -> list[Reason]:

@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import requests
 
+from harness.engines import openai
 from harness.engines.engine import Engine, Model, Sampling
 from harness.files import append_line
 from harness.load.capacity import Capacities
@@ -19,11 +20,13 @@ from harness.load.prompts import PromptSet
 from harness.load.records import LevelTrace, RequestRecord
 from harness.load.transcript import Prepared
 from harness.recipe.plan import PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
-from harness.run import judge, privacy, profiling
+from harness.run import gpu, judge, logs, privacy, profiling
 from harness.run import launch as launching
+from harness.run.heard import heard
 from harness.run.launch import Launched
+from harness.run.logs import LogLine
 from harness.run.store import Run
-from harness.stats import metrics
+from harness.stats import metrics, validity
 from harness.stats.level import LevelResult, Reason
 
 Tell = Callable[..., None]
@@ -47,6 +50,7 @@ class Bench:
     stop: threading.Event  # the user said stop
     deadline: float  # when the run must end, by the monotonic clock
     capacities: Capacities
+    facts: dict[str, Any] = field(default_factory=dict)  # what the warm-up showed, part of every level's record
 
     @property
     def target(self) -> Target:
@@ -71,6 +75,8 @@ def warm_up(bench: Bench) -> None:
     trace = run_level(bench.target, load, requests, stop=bench.stop)
     ok = sum(record.ok for record in trace.records)
     bench.run.event("warmed-up", launch=bench.launch.name, requests=len(trace.records), ok=ok)
+    if template := validity.template_tokens(trace.records):
+        bench.facts["template_tokens"] = template
     if ok == 0 and not bench.stop.is_set():
         bench.server.refuse("every warm-up request failed", [_failure(record) for record in trace.records[:3]])
 
@@ -85,7 +91,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
     folder = path.parent
     flushed = flush(bench)
     bench.tell("level-start", launch=bench.launch.name, level=level.name, requests=level.requests)
-    ended = threading.Event()
+    ended, logged_before = threading.Event(), _log_size(bench)
     with (
         _watching(bench, level, ended) as cut,
         profiling.Profiler(bench.server, level, folder) as profiler,
@@ -94,6 +100,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             bench.engine,
             folder=folder,
             session=launching.control_session(bench.server.server),
+            gpus=gpu.watcher(lambda: bench.server.process.pids() if bench.server.process else set()),
         ) as observer,
     ):
 
@@ -112,7 +119,9 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
         )
     if bench.stop.is_set():
         return None
-    around = {**observer.named(), "flushed": flushed, **profiler.facts}
+    around = {**observer.named(), "flushed": flushed, **profiler.facts, **bench.facts, **observer.sharing()}
+    if said := heard(_logged(bench, logged_before), bench.engine.figures, trace):
+        around["log"] = said
     result = _judge(bench, cell, trace, observer, around, cut)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
@@ -234,9 +243,23 @@ def flush(bench: Bench) -> bool | None:
     method, path = bench.engine.flush
     with launching.control_session(bench.server.server) as session:
         try:
-            return session.request(method, bench.server.base_url + path, timeout=_FLUSH_S).ok
+            answer = session.request(method, bench.server.base_url + path, timeout=_FLUSH_S)
+            return openai.flushed(answer.status_code, answer.text)
         except requests.RequestException:
             return False
+
+
+def _log_size(bench: Bench) -> int:
+    log = bench.server.log
+    return log.stat().st_size if bench.server.process and log.exists() else 0
+
+
+def _logged(bench: Bench, since: int) -> list[LogLine]:
+    """What a server of ours has logged since; its last lines may be a moment late."""
+    if bench.server.process is None:
+        return []
+    time.sleep(_LOOK_S)
+    return list(logs.read(bench.server.log, since))
 
 
 def _slowest(bench: Bench) -> float:

@@ -293,8 +293,9 @@ def _derived(run: Run, plan: Plan, one: _Cell, found: Verification) -> LevelResu
     )
     who = metrics.Identity(one.cell.cell_id, one.launch.arm, one.launch.name, one.launch.block, stored.simulated)
     flushed = stored.server.get("flushed")
-    server: dict[str, Any] = {**readings.named(), "flushed": flushed}
-    if not readings.server and set(stored.server) - {"flushed"}:
+    noted = {name: stored.server[name] for name in judge.NOTED if name in stored.server}
+    server: dict[str, Any] = {**readings.named(), "flushed": flushed, **noted}
+    if not readings.server and set(stored.server) - {"flushed", *judge.NOTED}:
         found.unchecked.append(f"{one.label}: the server's counters: server_metrics.jsonl is not here")
         server = stored.server
     result = metrics.summarise(trace, who, one.cell.level.model_dump(), server=server, capacity=capacity)

@@ -20,7 +20,7 @@ class Acceptance(Stored):
     """Acceptance lengths of one level.
 
     Attributes:
-        level: by the server's counters over the level; by requests where there are none.
+        level: by the server's counters over the level; by requests, then by its log, where there are none.
         by_request: token-weighted over requests, where they say how often they were verified.
         by_chunk: (n - k_1) / (chunks - 1) over requests whose stream sends one chunk a step.
         drafted: tokens drafted.
@@ -58,28 +58,31 @@ class Explained(Stored):
 def acceptance(result: LevelResult, records: Sequence[RequestRecord] = ()) -> Acceptance:
     """The acceptance length of a level, by every way the engine leaves open.
 
-    By counters it is 1 + accepted / drafts (vLLM's definition; llama.cpp counts the same three things); by requests,
-    the sum of output tokens over the sum of verification steps. Both belong to the level alone: nothing here reads an
-    average that the server has kept since its start.
+    By counters it is 1 + accepted / drafts (vLLM's definition; llama.cpp counts the same three things), or, where
+    accepted tokens are not counted, generated tokens over verification steps (SGLang's); by requests, the sum of output
+    tokens over the sum of verification steps; by the log, the mean of what its lines say (SGLang before 0.5.23 has
+    nothing else for the whole level). All belong to the level alone: nothing here reads an average that the server has
+    kept since its start.
 
-    The first token of a request comes from its prefill and not from a step, so short answers make the second larger.
+    The first token of a request comes from its prefill and not from a step, so short answers make the second and the
+    third larger.
 
     Args:
-        result: the level, with `server` deltas `drafts`, `draft_tokens`, `accepted_tokens`.
+        result: the level, with `server` deltas `drafts`, `draft_tokens`, `accepted_tokens`, `generated_tokens`, and
+            what its `log` says.
         records: its requests, with verification counts in `extra` where the engine gives them.
     """
     good = [record for record in records if record.ok and record.phase == "measure"]
     by_request, by_chunk = _by_request(good), _by_chunk(good)
-    drafts, accepted = (_number(result.server, name) for name in ("drafts", "accepted_tokens"))
-    by_counter = 1 + accepted / drafts if drafts and accepted is not None else None
+    by_counter, by_log = _by_counter(result.server), _number(result.server.get("log") or {}, "acceptance_length")
     ways = {"counters": by_counter, "requests": by_request, "chunks": by_chunk}
-    level = by_counter if by_counter is not None else by_request
+    level = next((known for known in (by_counter, by_request, by_log) if known is not None), None)
     return Acceptance(
         level=level,
         by_request=by_request,
         by_chunk=by_chunk,
         drafted=_number(result.server, "draft_tokens"),
-        accepted=accepted,
+        accepted=_number(result.server, "accepted_tokens"),
         findings=_findings(ways, _slack(good)) if level is not None else (),
     )
 
@@ -117,6 +120,15 @@ def explain(
     )
 
 
+def _by_counter(server: Mapping[str, object]) -> float | None:
+    drafts, accepted, generated = (_number(server, name) for name in ("drafts", "accepted_tokens", "generated_tokens"))
+    if not drafts:
+        return None
+    if accepted is not None:
+        return 1 + accepted / drafts
+    return generated / drafts if generated else None
+
+
 def _by_request(records: Sequence[RequestRecord]) -> float | None:
     tokens, steps = 0, 0.0
     for record in records:
@@ -151,7 +163,7 @@ def _findings(ways: Mapping[str, float | None], slack: float) -> tuple[Reason, .
     them are more than a step can have yielded.
     """
     known = {name: value for name, value in ways.items() if value is not None}
-    if known.get("chunks", 0.0) < min(value for name, value in known.items() if name != "chunks"):
+    if known.get("chunks", 0.0) < min((value for name, value in known.items() if name != "chunks"), default=0.0):
         known.pop("chunks", None)
     return tuple(
         Reason(

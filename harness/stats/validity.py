@@ -17,6 +17,7 @@ from harness.load.records import RequestRecord
 from harness.stats.intervals import p_value, unpaired
 from harness.stats.level import LevelResult, Reason, Verdict
 
+TEMPLATE_SHARE = 0.75  # a template is less of a prompt than this; more is a prompt that was asked before
 WAVES = 6  # how many times a wait must fit into a stretch of time before that stretch's throughput means anything
 
 
@@ -27,6 +28,7 @@ class Limits:
     Attributes:
         failed_share: share of failed requests above which a level is invalid; any failure at all makes it suspect.
         cached_share: share of prompt tokens served from cache above which a level planned cold is invalid.
+        alike_share: the same beyond a known template, of which prompts that begin with the same words explain as much.
         counts_apart: relative distance between two counts of the same tokens.
         in_flight_share: share of the steady window's slots that must have been busy on average.
         stalled_below: share of the median slice's throughput below which a slice stood still.
@@ -40,6 +42,7 @@ class Limits:
     """
 
     failed_share: float = 0.05
+    alike_share: float = 0.01
     cached_share: float = 0.10
     counts_apart: float = 0.02
     in_flight_share: float = 0.90
@@ -51,6 +54,15 @@ class Limits:
     capacity_share: float = 0.70
     merged_share: float = 0.01
     clock_step_s: float = 0.001
+
+
+class Rate(NamedTuple):
+    """Output tok/s as somebody says, as the client measured over the same time, and how far apart they may be beyond
+    `Limits.counts_apart` (a share), for what falls on either side of that time's ends."""
+
+    said: float
+    measured: float
+    slack: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +78,9 @@ class Context:
         throttled: the GPU's reasons for slowing down during the level.
         shared_with: other processes that used the level's GPUs.
         slices: output tok/s in equal slices of the steady window, in order.
-        counts: other counts of the level's output tokens, by who counted (`server metrics`, `chunks` ...).
-        rates: other figures for the level's output tok/s, by source (`server log` ...).
+        counts: other counts of all the level's output tokens, warm-up included, by who counted (`the server's log`).
+        rates: other figures for output tok/s, by source, each with the client's own over the same time.
+        template_tokens: how many tokens every prompt begins with, which no plan can keep out of a prefix cache.
         records: the level's requests, for findings that name how many.
         limits: where findings start.
     """
@@ -81,7 +94,8 @@ class Context:
     shared_with: Sequence[str] = ()
     slices: Sequence[float] = ()
     counts: Mapping[str, float] = field(default_factory=dict)
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    template_tokens: int = 0
     records: Sequence[RequestRecord] = ()
     limits: Limits = field(default_factory=Limits)
 
@@ -163,13 +177,36 @@ def _lengths(result: LevelResult, good: Sequence[RequestRecord], wanted: int) ->
 
 
 def _cache(result: LevelResult, context: Context) -> Iterator[Finding]:
+    """Cached prompt tokens beyond those of the chat template, which every prompt begins with."""
     if not context.cold or not result.cached_tokens:
         return
-    share = result.cached_tokens / result.prompt_tokens if result.prompt_tokens else None
+    template = context.template_tokens
+    good = [record for record in context.records if record.ok and record.phase == "measure"]
+    each = [record.cached_tokens for record in good if record.cached_tokens is not None]
+    cached = sum(max(0, tokens - template) for tokens in each) if template and each else result.cached_tokens
+    share = cached / result.prompt_tokens if result.prompt_tokens else None
+    if template and each and share is not None and share <= context.limits.alike_share:
+        return
     of = f" of {result.prompt_tokens} ({share:.1%})" if share is not None else ""
     invalid = share is None or share > context.limits.cached_share
-    message = f"{result.cached_tokens}{of} prompt tokens came from the cache where a cold one was planned"
-    yield Finding("invalid" if invalid else "suspect", "cached-prompt", message)
+    message = f"{cached}{of} prompt tokens came from the cache where a cold one was planned"
+    beyond = f", beyond the {template} of the template that every prompt begins with" if template and each else ""
+    yield Finding("invalid" if invalid else "suspect", "cached-prompt", message + beyond)
+
+
+def template_tokens(warm_up: Sequence[RequestRecord]) -> int:
+    """How many tokens every prompt begins with, by a launch's serial warm-up: the least that a request found cached.
+
+    The readiness probe went before, and shares nothing with a prompt but the template. A request that found most of its
+    prompt cached says nothing: that prompt was asked before. A server that caches whole pages counts whole pages.
+    """
+    known = [
+        record.cached_tokens
+        for record in warm_up
+        if record.ok and record.cached_tokens and record.prompt_tokens
+        if record.cached_tokens <= TEMPLATE_SHARE * record.prompt_tokens
+    ]
+    return min(known, default=0)
 
 
 def _in_flight(result: LevelResult, context: Context) -> Iterator[Finding]:
@@ -272,28 +309,19 @@ def _busy(result: LevelResult, limits: Limits) -> Iterator[Finding]:
 
 
 def _counts(result: LevelResult, context: Context) -> Iterator[Finding]:
+    """Others' counts and rates of the same tokens; counts only where every request, warm-up included, ended well."""
     limit = context.limits.counts_apart
-    yield from _server_count(result, context)
-    for source, count in context.counts.items():
-        if apart(count, result.output_tokens) > limit:
-            message = f"{source} counts {count:g} output tokens, the requests {result.output_tokens}"
-            yield Finding("suspect", "counts-disagree", f"{message}: {apart(count, result.output_tokens):.1%} apart")
-    measured = result.throughput.output_tok_s
-    for source, rate in context.rates.items():
-        if measured is not None and apart(rate, measured) > limit:
-            message = f"{source} says {rate:.1f} tok/s, the client measured {measured:.1f}"
-            yield Finding("suspect", "counts-disagree", f"{message}: {apart(rate, measured):.1%} apart")
-
-
-def _server_count(result: LevelResult, context: Context) -> Iterator[Finding]:
-    """The server's own counter over the level against all its requests, warm-up included, if every one ended well."""
-    counted = _number(result.server, "generated_tokens")
     known = [record.output_tokens for record in context.records if record.ok and record.output_tokens is not None]
-    if counted is None or not known or len(known) < len(context.records):
-        return
-    if apart(counted, sum(known)) > context.limits.counts_apart:
-        message = f"the server's metrics count {counted:.0f} output tokens, the requests {sum(known)}"
-        yield Finding("suspect", "counts-disagree", f"{message}: {apart(counted, sum(known)):.1%} apart")
+    counted = _number(result.server, "generated_tokens")
+    counts = {**({} if counted is None else {"the server's metrics": counted}), **context.counts}
+    for source, count in counts.items() if known and len(known) == len(context.records) else ():
+        if apart(count, sum(known)) > limit:
+            message = f"{count:.0f} output tokens by {source}, {sum(known)} by the requests"
+            yield Finding("suspect", "counts-disagree", f"{message}: {apart(count, sum(known)):.1%} apart")
+    for source, rate in context.rates.items():
+        if apart(rate.said, rate.measured) > limit + rate.slack:
+            message = f"{rate.said:.1f} tok/s by {source}, {rate.measured:.1f} by the client in the same time"
+            yield Finding("suspect", "counts-disagree", f"{message}: {apart(rate.said, rate.measured):.1%} apart")
 
 
 RULES: tuple[Callable[[LevelResult, Context], Iterator[Finding]], ...] = (

@@ -15,7 +15,7 @@ import pytest
 import requests
 from lane import PROMPTS, Real, assert_lossless_up_to_ties, finish_of, serving, text_of, usage_of
 
-from harness.engines import get, vllm
+from harness.engines import get, openai, vllm
 from harness.env.build import Built
 from harness.run import launch
 
@@ -106,7 +106,7 @@ def test_a_flush_is_proven_by_the_next_requests_cached_tokens(ngram: Real) -> No
 
     cold = usage_of(ngram.generate(prompt, 4))["prompt_tokens_details"]
     assert warm > 0
-    assert vllm.flushed(status, body)
+    assert openai.flushed(status, body)
     assert (cold or {"cached_tokens": 0})["cached_tokens"] == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines import get, sglang, sglang_log
+from harness.engines import get, openai, sglang, sglang_log
 from harness.engines.engine import Model, Observed, Sampling, Server
 from harness.errors import InputError
 
@@ -196,9 +196,9 @@ def test_acceptance_length_is_tokens_a_step_and_unknown_without_verification() -
 
 
 def test_a_flush_is_believed_only_when_it_says_so() -> None:
-    assert sglang.flushed(200, "Cache flushed.\nPlease check backend logs for more details.") is True
-    assert sglang.flushed(400, "Flush cache failed.\n") is False
-    assert sglang.flushed(200, "Flush cache failed.\n") is False
+    assert openai.flushed(200, "Cache flushed.\nPlease check backend logs for more details.") is True
+    assert openai.flushed(400, "Flush cache failed.\n") is False
+    assert openai.flushed(200, "Flush cache failed.\n") is False
 
 
 def test_the_counters_are_metrics_of_the_newest_release_that_has_them() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines import get, vllm
+from harness.engines import get, openai, vllm
 from harness.engines.engine import Model, Observed, Sampling, Server
 from harness.errors import InputError
 
@@ -151,9 +151,9 @@ def test_acceptance_length_is_one_and_what_was_accepted_per_draft() -> None:
 
 
 def test_a_flush_is_believed_only_when_it_says_so() -> None:
-    assert vllm.flushed(200, '{"success":true}') is True
-    assert vllm.flushed(200, '{"success": false}') is False
-    assert vllm.flushed(404, '{"detail":"Not Found"}') is False
+    assert openai.flushed(200, '{"success":true}') is True
+    assert openai.flushed(200, '{"success": false}') is False
+    assert openai.flushed(404, '{"detail":"Not Found"}') is False
 
 
 def test_the_counters_are_metrics_of_the_release() -> None:

@@ -228,6 +228,17 @@ def test_a_sweep_that_still_climbs_has_not_shown_its_plateau():
     assert sentence.startswith("`a` reaches 20 tok/s at its highest level")
 
 
+def test_acceptance_without_accepted_tokens_is_tokens_over_verify_calls_then_requests_then_the_log():
+    """SGLang counts verify calls and tokens; a release without that counter says `spec_verify_ct` or its log does."""
+    counted = result(server={"drafts": 30.0, "generated_tokens": 60.0, "log": {"acceptance_length": 9.0}})
+    assert acceptance(counted).level == 2.0
+    told = [record("p", "", tokens=64, spec_verify_ct=20)]
+    assert acceptance(result(server={"log": {"acceptance_length": 3.2}}), told).level == 3.2
+    assert acceptance(result(server={"log": {"acceptance_length": 2.4}})).level == 2.4
+    # Nothing was verified: the base arm.
+    assert acceptance(result(server={"drafts": 0.0, "generated_tokens": 60.0})).level is None
+
+
 def test_growing_queue_and_growing_ttft_are_overload():
     falling_behind = overload([(t, 2.0 * t) for t in range(10)], [(t, 0.1 + 0.05 * t) for t in range(10)])
     assert falling_behind.overloaded

@@ -5,7 +5,7 @@ import pytest
 from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
 from harness.stats.level import LevelResult, Summary, Throughput, Verdict, Window
-from harness.stats.validity import Context, Limits, judge, judged, trend
+from harness.stats.validity import Context, Limits, Rate, judge, judged, template_tokens, trend
 
 
 def level(**changes):
@@ -37,7 +37,7 @@ def record(index, tokens=16, finish="length"):
     return RequestRecord(index, 0, "measure", f"p{index}", 0.0, 1.0, True, output_tokens=tokens, finish_reason=finish)
 
 
-HEALTHY = Context(cold=True, fixed_tokens=16, counts={"server metrics": 484}, rates={"server log": 50.4})
+HEALTHY = Context(cold=True, fixed_tokens=16, rates={"the server's log": Rate(50.4, 50.0)})
 
 
 def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
@@ -219,24 +219,24 @@ def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
         ),
         (
             level(),
-            Context(counts={"server metrics": 600}),
+            Context(counts={"the server's log": 20}, records=[record(0)]),
             "suspect",
             "counts-disagree",
-            "server metrics counts 600 output tokens, the requests 480: 20.0% apart",
+            "20 output tokens by the server's log, 16 by the requests: 20.0% apart",
         ),
         (
             level(server={"generated_tokens": 40.0}),
             Context(records=[record(0), record(1)]),
             "suspect",
             "counts-disagree",
-            "the server's metrics count 40 output tokens, the requests 32: 20.0% apart",
+            "40 output tokens by the server's metrics, 32 by the requests: 20.0% apart",
         ),
         (
             level(),
-            Context(rates={"server log": 40.0}),
+            Context(rates={"the server's log": Rate(40.0, 50.0, slack=0.1)}),
             "suspect",
             "counts-disagree",
-            "server log says 40.0 tok/s, the client measured 50.0: 20.0% apart",
+            "40.0 tok/s by the server's log, 50.0 by the client in the same time: 20.0% apart",
         ),
     ],
 )
@@ -271,9 +271,47 @@ def test_one_invalid_reason_makes_the_level_invalid_and_stands_first():
 
 
 def test_counts_within_two_percent_agree_and_the_limit_can_be_moved():
-    counts = {"server metrics": 470}  # 10 of 480 is 2.08 %
-    assert judge(level(), Context(counts=counts)).state == "suspect"
-    assert judge(level(), Context(counts=counts, limits=Limits(counts_apart=0.03))).state == "valid"
+    known = {"counts": {"the server's log": 470}, "records": [record(n) for n in range(30)]}  # 10 of 480 is 2.08 %
+    assert judge(level(), Context(**known)).state == "suspect"
+    assert judge(level(), Context(**known, limits=Limits(counts_apart=0.03))).state == "valid"
+
+
+def test_what_falls_on_either_side_of_a_stretchs_ends_is_no_disagreement():
+    assert judge(level(), Context(rates={"the server's log": Rate(96.0, 100.0, slack=0.03)})).state == "valid"
+    assert judge(level(), Context(rates={"the server's log": Rate(94.0, 100.0, slack=0.03)})).state == "suspect"
+
+
+def cached(index, tokens, of=100):
+    return RequestRecord(
+        index, 0, "measure", f"p{index}", 0.0, 1.0, True, output_tokens=16, prompt_tokens=of, cached_tokens=tokens
+    )
+
+
+def test_a_template_that_every_prompt_begins_with_is_no_warm_cache():
+    """Twenty-nine requests of 100 tokens find the 25 of the template; the first after the flush finds nothing."""
+    records = [cached(0, 0), *(cached(n, 25) for n in range(1, 30))]
+    result = level(cached_tokens=29 * 25)
+    assert judge(result, Context(cold=True, records=records, template_tokens=25)) == Verdict(state="valid")
+    [reason] = judge(result, Context(cold=True, records=records)).reasons
+    assert reason.message == "725 of 3000 (24.2%) prompt tokens came from the cache where a cold one was planned"
+
+
+def test_a_prompt_that_was_asked_before_shows_beyond_the_template():
+    records = [cached(0, 0), *(cached(n, 25) for n in range(1, 29)), cached(29, 99)]
+    [reason] = judge(level(cached_tokens=799), Context(cold=True, records=records, template_tokens=25)).reasons
+    assert reason.message == (
+        "74 of 3000 (2.5%) prompt tokens came from the cache where a cold one was planned, beyond the 25 of the "
+        "template that every prompt begins with"
+    )
+
+
+def test_a_template_is_measured_by_the_warm_up():
+    # The first finds the readiness probe's template, the second two words more that it shares with the first.
+    assert template_tokens([cached(0, 25), cached(1, 27)]) == 25
+    assert template_tokens([cached(0, 0), cached(1, 25)]) == 25  # another replica answered the probe
+    assert template_tokens([cached(0, 0), cached(1, 0)]) == 0  # no prefix cache, or nothing in common
+    assert template_tokens([cached(0, 96), cached(1, 96)]) == 0  # asked before: a server that ran already
+    assert template_tokens([]) == 0
 
 
 def test_the_servers_counter_is_not_held_against_requests_that_failed():

@@ -1,0 +1,99 @@
+"""GPUs while a level runs, with a driver that says what a test wants it to say."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.engines.engine import Counters
+from harness.load.observe import Observer
+from harness.run import gpu
+
+
+class NVMLError(Exception):
+    """As pynvml raises it."""
+
+
+def driver(*users: list[int]) -> SimpleNamespace:
+    """A driver with one GPU for each list of pids that compute on it; it tells no power and no PCIe rates."""
+
+    def refuse(*_: Any) -> None:
+        raise NVMLError
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_PCIE_UTIL_TX_BYTES=0,
+        NVML_PCIE_UTIL_RX_BYTES=1,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        nvmlDeviceGetCount=lambda: len(users),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetPowerUsage=refuse,
+        nvmlDeviceGetPcieThroughput=refuse,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=5 << 30),
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=97),
+        nvmlDeviceGetComputeRunningProcesses=lambda index: [SimpleNamespace(pid=pid) for pid in users[index]],
+        nvmlDeviceGetClockInfo=lambda _, kind: 2400 + kind,
+        nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x4,
+        nvmlDeviceGetTemperature=refuse,
+        NVML_TEMPERATURE_GPU=0,
+    )
+
+
+@pytest.fixture
+def with_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(library: SimpleNamespace | None) -> None:
+        @contextlib.contextmanager
+        def opened() -> Iterator[SimpleNamespace | None]:
+            yield library
+
+        monkeypatch.setattr(gpu, "nvml", opened)
+
+    return put
+
+
+def watched(ours: set[int]) -> Observer:
+    """One level's observation of a server without metrics."""
+    silent = SimpleNamespace(metrics_path=None, counters=Counters())
+    with Observer("http://127.0.0.1:1", silent, gpus=gpu.watcher(lambda: ours)) as observer:
+        pass
+    return observer
+
+
+def test_a_stranger_on_a_gpu_of_the_server_is_named_and_one_on_another_gpu_is_not(with_driver: Any) -> None:
+    with_driver(driver([100, 101, 1], [4242]))
+
+    found = watched({100, 101})
+
+    comm = gpu._name(1)
+    assert found.sharing() == {"shared_with": [f"{comm} (1)"]}
+    assert [reading["strangers"] for reading in found.gpus()[:2]] == [[f"{comm} (1)"], []]
+
+
+def test_nobody_is_called_a_stranger_where_the_servers_own_pids_are_not_told(with_driver: Any) -> None:
+    """A driver outside a container tells pids that mean nothing inside."""
+    with_driver(driver([70001, 70002]))
+    assert watched({100}).sharing() == {}
+    assert watched(set()).sharing() == {}
+
+
+def test_the_harness_itself_is_no_stranger_and_a_process_that_is_gone_still_is() -> None:
+    gone = 2**22 + 1  # beyond the kernel's highest pid
+    assert gpu.strangers([100, os.getpid()], {100}) == []
+    assert gpu.strangers([100, gone], {100}) == [f"a process ({gone})"]
+
+
+def test_a_reading_says_what_this_gpu_tells_and_none_for_the_rest(with_driver: Any) -> None:
+    with_driver(driver([]))
+    reading = watched(set()).gpus()[0]
+    wanted = {"gpu": 0, "power_w": None, "sm_mhz": 2401, "memory_used": 5 << 30, "busy_percent": 97, "throttle": 4}
+    assert {name: reading[name] for name in wanted} == wanted
+    assert watched(set()).throttles() == [4]
+
+
+def test_without_a_driver_there_are_no_readings(with_driver: Any) -> None:
+    with_driver(None)
+    assert watched({1}).gpus() == []
