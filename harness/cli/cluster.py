@@ -1,0 +1,173 @@
+"""Verb: follow; and what `plan` and `run` do with `--on slurm`."""
+
+import argparse
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.talk import Verbs, common
+from harness.errors import HarnessError, InputError, Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.cli.experiments import Begun
+    from harness.recipe.plan import Plan
+    from harness.recipe.site import Site
+    from harness.run.store import Run
+
+
+def register(verbs: Verbs) -> None:
+    """Add this room's verbs."""
+    follow = common(
+        verbs.add_parser(
+            "follow",
+            help="show how far a run's Slurm jobs are, and conclude it when they are done",
+            description="Follow the jobs of a run that was submitted with `harness run --on slurm`. Ctrl-C leaves them "
+            "alone; following again goes on. When all are done, the run is compared and published.",
+        )
+    )
+    follow.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    follow.add_argument("--site", type=Path, metavar="FILE", help="site facts (default: ~/.config/harness/site.yaml)")
+    follow.add_argument("--cancel-hopeless", action="store_true", help="cancel jobs that only a person could help on")
+    follow.add_argument("--no-publish", action="store_true", help="leave documents and LOGBOOK.md alone")
+    follow.set_defaults(run=follow_run)
+
+
+def scripts(arguments: argparse.Namespace, plan: "Plan", site: "Site") -> list[str]:
+    """The batch scripts that `run --on slurm` would submit; touches nothing."""
+    from harness.run.executors.slurm import submit
+
+    run = arguments.out / (arguments.name or f"RUN-{plan.recipe}-{plan.digest[:8]}")
+    return list(submit.prepare(plan, [launch.name for launch in plan.launches], site, run).scripts)
+
+
+def run_recipe(arguments: argparse.Namespace, site: "Site") -> int:
+    """`harness run --on slurm`."""
+    from harness.cli import experiments
+    from harness.run.executors.slurm import queue, submit
+
+    def check(plan: "Plan") -> None:
+        if plan.refine is not None and arguments.detach:
+            raise InputError("a run that refines decides as it goes", hint="leave out --detach, or `refine`")
+        submit.prepare(plan, [launch.name for launch in plan.launches], site, arguments.out / "RUN")
+        queue.check_reachable()
+
+    begun = experiments.begin(arguments, site, check)
+    run, plan = begun.run, begun.plan
+    more = experiments.more_of(run, plan, begun.expanded, site)
+    troubles: tuple[str, ...] = ()
+    _submit(arguments, begun, plan, site)
+    while not arguments.detach:
+        troubles += _followed(arguments, run, plan, site, cancel=True)
+        added = more(plan)
+        if added is None:
+            return experiments.conclude(arguments, run, begun.root, troubles)
+        plan = added
+        run.write_plan(plan)
+        arguments.talk.line(f"one more block: {plan.refined[-1]}")
+        _submit(arguments, begun, plan, site)
+    arguments.talk.data({"run": run.run_id, "path": str(run.path), **run.state()}, str(run.path))
+    arguments.talk.line(f"`harness follow {run.path}` shows how far it is")
+    return 0
+
+
+def follow_run(arguments: argparse.Namespace) -> int:
+    """`harness follow`."""
+    from harness.cli import experiments
+    from harness.recipe.site import load as load_site
+    from harness.run import store
+
+    run = store.open_run(arguments.folder)
+    plan = run.plan()
+    troubles = _followed(arguments, run, plan, load_site(arguments.site), cancel=False)
+    return experiments.conclude(arguments, run, experiments.project_folder(), troubles)
+
+
+def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "Site") -> None:
+    """Take over what is measured, and submit the rest; the run says what became of that.
+
+    Raises:
+        HarnessError: it could not be submitted; nothing of it is left in the queue.
+    """
+    from harness.run import inputs
+    from harness.run.executors.slurm import submit
+
+    run = begun.run
+    with run.held():
+        inputs.keep(run, plan)
+        todo = _todo(begun, plan)
+        if not todo:
+            return
+        (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew
+        run.write_state("submitted", started=None, error=None)
+        try:
+            submission = submit.submit(run, plan, todo, site)
+        except HarnessError as error:
+            run.write_state("failed", error=str(error))
+            raise
+    jobs = [job for job in submit.identified(run) if job.submission == submission.name]
+    count = sum(job.pieces for job in jobs)
+    arguments.talk.line(f"submitted {count} pieces as {', '.join(f'job {job.job_id}' for job in jobs)}")
+
+
+def _todo(begun: "Begun", plan: "Plan") -> list[str]:
+    """Launches with cells that neither this run nor an earlier one has measured; what can be reused is brought in."""
+    from harness.run.resume import take_over
+
+    reusable = {(fate.launch, fate.level): fate.source for fate in begun.fates if fate.source}
+    todo = []
+    for launch in plan.launches:
+        sources = [(cell, reusable.get((launch.name, cell.level.name))) for cell in launch.cells]
+        for cell, source in sources:
+            if source is not None and source.run.path != begun.run.path:
+                take_over(begun.run, launch, cell, source)
+        if any(source is None for _, source in sources):
+            todo.append(launch.name)
+    return todo
+
+
+def _followed(
+    arguments: argparse.Namespace, run: "Run", plan: "Plan", site: "Site", *, cancel: bool
+) -> tuple[str, ...]:
+    """Follow a run's jobs to their end; returns troubles that the plan said to go on after.
+
+    Args:
+        arguments: of the verb.
+        run: the run.
+        plan: its plan.
+        site: site facts.
+        cancel: whether Ctrl-C cancels the jobs; otherwise it only ends the following.
+
+    Raises:
+        HarnessError: not every cell is measured; the run's state says so too.
+    """
+    from harness.cli.live import LiveView
+    from harness.run.executors.slurm import follow, orders
+    from harness.run.executors.slurm.follow import Wishes
+    from harness.run.run import interruptible
+
+    if run.state()["state"] == "done" or (cancel and not orders.jobs(run)):
+        return ()
+    stop = threading.Event()
+    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
+        if cancel:
+            with interruptible(stop, view.tell):
+                tasks = follow.follow(run, site.slurm, view.tell, Wishes(stop, arguments.cancel_hopeless))
+        else:
+            try:
+                tasks = follow.follow(run, site.slurm, view.tell, Wishes(stop, arguments.cancel_hopeless))
+            except KeyboardInterrupt:
+                raise Interrupted("no longer followed; its jobs go on", hint=f"`harness follow {run.path}`") from None
+    return _ended(run, plan, tasks)
+
+
+def _ended(run: "Run", plan: "Plan", tasks: "Sequence[object]") -> tuple[str, ...]:
+    from harness.run.executors.slurm import follow
+
+    error = follow.problems(run, plan, tasks)
+    if error is not None:
+        run.write_state("interrupted" if isinstance(error, Interrupted) else "failed", error=str(error))
+        run.event("ended", error=error.message)
+        raise error
+    return follow.finish(run, tasks)
