@@ -2,10 +2,12 @@
 
 import argparse
 import re
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli import cluster
 from harness.cli.talk import Verbs, common
 from harness.errors import InputError, MeasurementError
 
@@ -33,12 +35,18 @@ def register(verbs: Verbs) -> None:
         "--wait-free", default="0", metavar="TIME", help="wait for a port or GPU in use by others: 90s, 10m, 1h"
     )
     run.add_argument("--no-publish", action="store_true", help="leave documents and LOGBOOK.md alone")
+    run.add_argument("--detach", action="store_true", help="on Slurm: submit, and leave; `harness follow RUN` later")
+    run.add_argument(
+        "--cancel-hopeless", action="store_true", help="on Slurm: cancel jobs that wait for what only a person can end"
+    )
     run.set_defaults(run=run_recipe)
 
 
 def _recipe_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("recipe", type=Path, help="a recipe file")
     verb.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    verb.add_argument("--on", choices=("local", "slurm"), default="local", help="where (default: this machine)")
+    verb.add_argument("--site", type=Path, metavar="FILE", help="site facts (default: ~/.config/harness/site.yaml)")
     verb.add_argument("--name", help="name of the run folder (default: time, recipe and plan)")
     verb.add_argument(
         "--resume",
@@ -57,42 +65,55 @@ def show_plan(arguments: argparse.Namespace) -> int:
     from harness.recipe.site import load as load_site
     from harness.run.resume import fates
 
-    expanded, plan = decide(arguments.recipe, load_site())
+    site = load_site(arguments.site)
+    expanded, plan = decide(arguments.recipe, site)
     found = fates(plan, _earlier(arguments, plan))
+    scripts = cluster.scripts(arguments, plan, site) if arguments.on == "slurm" else []
     written = where.written(expanded)
     data = {
         "digest": plan.digest,
         **plan.model_dump(mode="json"),
         "cells": [{"launch": f.launch, "level": f.level, "fate": f.fate, "why": list(f.why)} for f in found],
         "where": [asdict(value) for value in written],
+        **({"slurm": scripts} if scripts else {}),
     }
-    arguments.talk.data(data, _plan_view(plan, found, written if arguments.where else []))
+    arguments.talk.data(data, _plan_view(plan, found, written if arguments.where else [], scripts))
     if not arguments.resume and any(fate.fate == "reuse" for fate in found):
         arguments.talk.line("reuse and stale are what `--resume` would do; without it every cell is run")
     return 0
 
 
-def run_recipe(arguments: argparse.Namespace) -> int:
-    """`harness run`."""
-    from harness.cli.live import LiveView
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run about to be carried out: its folder, its plan, and what need not be measured again."""
+
+    run: "Run"
+    plan: "Plan"
+    expanded: "Expanded"
+    fates: "list[CellFate]"
+    root: Path  # documents are named from here
+
+
+def begin(arguments: argparse.Namespace, site: "Site", check: "Callable[[Plan], None]") -> Begun:
+    """From a recipe to a run folder; `check` looks for what is needed, before there is one.
+
+    Raises:
+        HarnessError: something is wrong with the recipe, its rules say no, or a need is not met.
+    """
     from harness.publish import targets
     from harness.recipe.decide import decide
-    from harness.recipe.site import load as load_site
-    from harness.run import answer, needs, store
+    from harness.run import store
     from harness.run.resume import fates
-    from harness.run.run import execute
 
     talk = arguments.talk
-    site = load_site()
     expanded, plan = decide(arguments.recipe, site)
     _refuse(plan, expanded)
     earlier = _earlier(arguments, plan)
     found = fates(plan, earlier) if arguments.resume else []
-    root = _root(expanded)
+    root = project_folder()
     if not arguments.no_publish:
         targets.check(plan, root)
-    for trouble in needs.before(plan, site, arguments.out, wait_s=_seconds(arguments.wait_free)):
-        talk.line(f"warning: {trouble}")
+    check(plan)
     for finding in plan.findings:
         talk.line(f"{finding.severity}: {finding.id}: {finding.message}")
     run = _continued(earlier, plan) if arguments.resume else None
@@ -104,15 +125,45 @@ def run_recipe(arguments: argparse.Namespace) -> int:
     for fate in found:
         why = f" because {'; '.join(fate.why)}" if fate.why else ""
         talk.line(f"  {fate.launch} {fate.level}: {fate.fate}{why}")
+    return Begun(run, plan, expanded, found, root)
+
+
+def run_recipe(arguments: argparse.Namespace) -> int:
+    """`harness run`."""
+    from harness.cli.live import LiveView
+    from harness.publish import targets
+    from harness.recipe.site import load as load_site
+    from harness.run import needs
+    from harness.run.run import execute
+
+    talk = arguments.talk
+    site = load_site(arguments.site)
+    if arguments.on == "slurm":
+        return cluster.run_recipe(arguments, site)
+
+    def check(plan: "Plan") -> None:
+        for trouble in needs.before(plan, site, arguments.out, wait_s=_seconds(arguments.wait_free)):
+            talk.line(f"warning: {trouble}")
+
+    begun = begin(arguments, site, check)
+    run, plan, expanded, found, root = begun.run, begun.plan, begun.expanded, begun.fates, begun.root
     with LiveView(talk, cells=sum(1 for _ in plan.cells())) as view:
-        outcome = execute(run, plan, site, view.tell, reuse=found, more=_more(run, plan, expanded, site))
+        outcome = execute(run, plan, site, view.tell, reuse=found, more=more_of(run, plan, expanded, site))
+    return conclude(arguments, run, root, outcome.troubles)
+
+
+def conclude(arguments: argparse.Namespace, run: "Run", root: Path, troubles: tuple[str, ...]) -> int:
+    """A run that is done: its answer, its documents, and its exit code."""
+    from harness.publish import targets
+    from harness.run import answer
+
     answered = answer.answer(run)
     if answered:
         answer.store(run, answered)
     if not arguments.no_publish:
-        for line in targets.publish(run, plan, answered, root):
-            talk.line(line)
-    return _finish(arguments, run, outcome.troubles)
+        for line in targets.publish(run, run.plan(), answered, root):
+            arguments.talk.line(line)
+    return _finish(arguments, run, troubles)
 
 
 def _refuse(plan: "Plan", expanded: "Expanded") -> None:
@@ -136,7 +187,7 @@ def _seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _more(run: "Run", plan: "Plan", expanded: "Expanded", site: "Site") -> "More":
+def more_of(run: "Run", plan: "Plan", expanded: "Expanded", site: "Site") -> "More":
     """How a run that refines adds blocks to its plan; any other adds none."""
     from harness.recipe import plan as planning
     from harness.recipe.gather import gather
@@ -169,7 +220,7 @@ def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]
     return 0
 
 
-def _root(expanded: "Expanded") -> Path:
+def project_folder() -> Path:
     """Documents are named from the project's top folder, or from the working directory outside a project."""
     from harness.env import places
 
@@ -192,10 +243,14 @@ def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
     return next((run for run in earlier if run.plan().digest == plan.digest), None)
 
 
-def _plan_view(plan: "Plan", found: "list[CellFate]", written: "list[Value]") -> "RenderableType":
+def _plan_view(
+    plan: "Plan", found: "list[CellFate]", written: "list[Value]", scripts: list[str]
+) -> "RenderableType":
     from rich.console import Group
+    from rich.text import Text
 
     from harness.publish.plans import findings_text, plan_table, plan_text, where_table
 
     places = [where_table(written)] if written else []
-    return Group(plan_text(plan), *places, plan_table(plan, found), *findings_text(plan))
+    asked = [Text(f"\n{script}") for script in scripts]
+    return Group(plan_text(plan), *places, plan_table(plan, found), *findings_text(plan), *asked)
