@@ -13,6 +13,7 @@ from harness import __version__
 from harness.cli import (
     bench,
     checking,
+    cluster,
     environments,
     envs,
     experiments,
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         image,
         envs,
         experiments,
+        cluster,
         results,
         checking,
         interop,

@@ -243,9 +243,7 @@ def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
     return next((run for run in earlier if run.plan().digest == plan.digest), None)
 
 
-def _plan_view(
-    plan: "Plan", found: "list[CellFate]", written: "list[Value]", scripts: list[str]
-) -> "RenderableType":
+def _plan_view(plan: "Plan", found: "list[CellFate]", written: "list[Value]", scripts: list[str]) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
