@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, InputError
-from harness.files import read_json, write_json
+from harness.files import read_json, write_atomic, write_json
 from harness.run.executors.slurm.pieces import Batch, Piece, Step
 from harness.run.store import Run, read_stored
 from harness.stats.level import Stored
@@ -82,6 +82,7 @@ class Report(Stored):
     restarts: int
     pid: int
     at: str
+    launches: tuple[str, ...] = ()  # rank 0: what it is going to carry out
     exit_code: int | None = None
     message: str | None = None
     hint: str | None = None
@@ -136,17 +137,15 @@ class Submission:
         return self.path / "logs" / f"{number}-{task}.log"
 
 
-def begin(run: Run, batches: tuple[Batch, ...], token: str, facts: Mapping[str, Any]) -> Submission:
-    """The next submission's folder, with its order in it."""
-    folder = run.path / FOLDER
-    number = 1 + len(list(folder.glob("[0-9]*"))) if folder.is_dir() else 1
-    submission = Submission(run, f"{number:02d}")
-    for name in ("logs", "reports", "progress"):
-        (submission.path / name).mkdir(parents=True, mode=0o700)
+def begin(run: Run, name: str, batches: tuple[Batch, ...], token: str, facts: Mapping[str, Any]) -> Submission:
+    """A new submission's folder, with its order in it."""
+    submission = Submission(run, name)
+    for folder in ("logs", "reports", "progress"):
+        (submission.path / folder).mkdir(parents=True, mode=0o700)
     stored = tuple(tuple(_stored(piece) for piece in batch.pieces) for batch in batches)
     order = SubmittedOrder(token=token, batches=stored, **facts)
     write_json(submission.path / "order.json", order.model_dump(mode="json"), mode=_PRIVATE)
-    (submission.path / "token").write_text(token)
+    write_atomic(submission.path / "token", token, mode=_PRIVATE)
     return submission
 
 

@@ -29,8 +29,8 @@ _ENDED = {
 _HOPELESS = {
     "AccountNotAllowed", "AssocGrpBillingMinutes", "AssocGrpCPUMinutesLimit", "AssocMaxWallDurationPerJobLimit",
     "BadConstraints", "BurstBufferStageInFailed", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS",
-    "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "NodeDown", "PartitionDown", "PartitionInactive",
-    "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "QOSNotAllowed", "QOSUsageThreshold",
+    "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "NodeDown", "PartitionConfig", "PartitionDown",
+    "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "QOSNotAllowed", "QOSUsageThreshold",
     "ReservationDeleted",
 }  # fmt: skip
 

@@ -1,0 +1,326 @@
+"""The program that a job starts on each of its machines: it carries out its piece of the plan as `local` would.
+
+    python -m harness.run.node_agent RUN SUBMISSION BATCH TOKEN [--step N]
+
+Rank 0 measures: the same supervisor, reaper and sweep as on one machine. The other ranks start their part of a server
+that spans machines when rank 0 calls. Whatever happens is written into the run folder, by files that are replaced
+whole; the exit code is that of the error, 78 where the run folder is not the one that was meant.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.errors import HarnessError, Interrupted, MeasurementError
+from harness.files import append_line
+from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
+from harness.recipe.site import Site
+from harness.run import facts as machine
+from harness.run import needs, supervise
+from harness.run.executors import local
+from harness.run.executors.slurm.orders import NOT_SHARED, Report, Submission, SubmittedOrder
+from harness.run.store import Run, now, open_run
+
+_HOLD_S = 60.0  # a twin that Slurm gave up, or the file system's word that it is dead, may take so long
+_PROGRESS_S = 1.0  # between two lines about the same level
+_LOOK_S = 1.0
+_COUNT = {"valid", "suspect"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a job this agent runs, as Slurm's variables say it."""
+
+    job: str = "0"
+    task: int = 0
+    rank: int = 0
+    nodes: int = 1
+    node: str = field(default_factory=socket.gethostname)
+    nodelist: str = ""
+    restarts: int = 0
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> "Place":
+        """Read the variables of a step (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
+        return cls(
+            job=variables.get("SLURM_JOB_ID", "0"),
+            task=int(variables.get("SLURM_ARRAY_TASK_ID", 0)),
+            rank=int(variables.get("SLURM_PROCID", 0)),
+            nodes=int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1),
+            node=variables.get("SLURMD_NODENAME") or socket.gethostname(),
+            nodelist=variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", ""),
+            restarts=int(variables.get("SLURM_RESTART_COUNT", 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The CPUs of this machine that are ours, divided between servers and the load client; one CPU is shared."""
+
+    server: tuple[int, ...]
+    client: tuple[int, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether both run on the same CPUs."""
+        return self.server == self.client
+
+    def to_json(self) -> dict[str, Any]:
+        """As `launch.json` has it."""
+        return {"server": list(self.server), "client": list(self.client), "shared": self.shared}
+
+
+def split_cpus(allowed: Sequence[int], wanted: int | None) -> Split:
+    """The last CPUs for the client, as many as the site says, else a quarter of them and at least one.
+
+    Args:
+        allowed: the CPUs that this job may use here.
+        wanted: what the site says.
+    """
+    cpus = tuple(sorted(allowed))
+    count = min(wanted or max(1, len(cpus) // 4), len(cpus) - 1)
+    return Split(cpus[:-count], cpus[-count:]) if count > 0 else Split(cpus, cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Everything an agent is told."""
+
+    run: Run
+    plan: Plan
+    submission: Submission
+    order: SubmittedOrder
+    number: int
+    launches: tuple[str, ...]
+    place: Place
+
+    @property
+    def site(self) -> Site:
+        """Site facts as they were where the job was submitted."""
+        return Site(self.submission.path / "order.json", self.order.variables)
+
+    def path(self, rank: int) -> Path:
+        """Where the agent of a rank reports."""
+        return self.submission.report_path(self.number, self.place.task, rank)
+
+    def report(self, state: Literal["running", "done", "failed", "interrupted"], **facts: Any) -> None:
+        """Say how it goes."""
+        place = self.place
+        report = Report(
+            state=state,
+            host=place.node,
+            job=place.job,
+            restarts=place.restarts,
+            pid=os.getpid(),
+            at=now(),
+            **facts,
+        )
+        self.submission.write_report(self.path(place.rank), report)
+
+
+class Progress:
+    """Events of a run as lines in a shared file, for whoever follows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next: dict[str, float] = {}
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        """One event; a level's result is left out, because it lies in the run folder."""
+        if kind == "level-progress":
+            if time.monotonic() < self._next.get(facts["launch"], 0.0):
+                return
+            self._next[facts["launch"]] = time.monotonic() + _PROGRESS_S
+        if "result" in facts:
+            facts = {**facts, "level": facts["result"].level["name"], "result": None}
+        append_line(self._path, json.dumps({"kind": kind, "facts": facts}, ensure_ascii=False))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out what this agent was started for; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="harness.run.node_agent")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("submission")
+    parser.add_argument("number", type=int)
+    parser.add_argument("token")
+    parser.add_argument("--step", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    place = Place.of(os.environ)
+    if not _shared(arguments.run / "slurm" / arguments.submission / "token", arguments.token):
+        sys.stderr.write(
+            f"error: `{arguments.run}` on {place.node} is not the folder that the job was submitted with\n\n"
+            "hint: put runs on a file system that all machines share: `--out DIR`\n"
+        )
+        return NOT_SHARED
+    return _reported(_errand(arguments, place))
+
+
+def _shared(path: Path, token: str) -> bool:
+    try:
+        return path.read_text() == token
+    except OSError:
+        return False
+
+
+def _errand(arguments: argparse.Namespace, place: Place) -> Errand:
+    found = open_run(arguments.run)
+    run = Run(found.path, writer=f"{arguments.submission}-{arguments.number}-{place.task}")
+    submission = Submission(run, arguments.submission)
+    order = submission.order()
+    piece = order.batches[arguments.number][place.task]
+    launches = piece.steps[arguments.step].launches
+    return Errand(run, run.plan(), submission, order, arguments.number, launches, place)
+
+
+def _reported(errand: Errand) -> int:
+    """Do it, and leave a report however it ends."""
+    stop = threading.Event()
+    try:
+        with _told_to_stop(stop):
+            troubles = _measure(errand, stop) if errand.place.rank == 0 else _serve(errand)
+    except HarnessError as error:
+        state: Literal["failed", "interrupted"] = "interrupted" if isinstance(error, Interrupted) else "failed"
+        said = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint, "details": error.details}
+        errand.report(state, **said)
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except BaseException as error:
+        traceback.print_exc()
+        errand.report("failed", exit_code=5, message=f"{type(error).__name__}: {error}", details=["see its log"])
+        raise
+    errand.report("done", exit_code=0, troubles=tuple(troubles))
+    return 0
+
+
+@contextmanager
+def _told_to_stop(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM, from `scancel` or some time before the job's limit, ends what runs; Slurm sends it more than once."""
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _measure(errand: Errand, stop: threading.Event) -> list[str]:
+    """Rank 0: every launch of the piece that is not finished, in the plan's order; returns troubles."""
+    plan = errand.plan
+    progress = Progress(errand.submission.progress_path(errand.number, errand.place.task))
+    todo = [launch for launch in plan.launches if launch.name in errand.launches and _unfinished(errand.run, launch)]
+    errand.report("running", launches=tuple(launch.name for launch in todo), facts=machine.collect())
+    _clear(errand, progress)
+    arms = {launch.arm: plan.arms[launch.arm] for launch in todo}
+    for trouble in needs.before(plan.model_copy(update={"arms": arms}), errand.site, errand.run.path):
+        progress.tell("note", text=f"{errand.place.node}: warning: {trouble}")
+    split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
+    os.sched_setaffinity(0, split.client)
+    deadline = time.monotonic() + plan.run_timeout_s if plan.run_timeout_s else math.inf
+    job = local.Job(
+        errand.run,
+        plan,
+        errand.site,
+        progress.tell,
+        stop,
+        deadline,
+        node=_where(errand, split),
+        server_cpus=split.server,
+    )
+    troubles: list[str] = []
+    for launch in todo:
+        with errand.run.held(launch=launch.name, patience_s=_HOLD_S):
+            if cells := _unfinished(errand.run, launch):
+                troubles += local.carry_out(job, launch, cells)
+        _stop_here(job, errand)
+    return troubles
+
+
+def _stop_here(job: local.Job, errand: Errand) -> None:
+    """Raise where the piece may not go on."""
+    if job.stop.is_set():
+        raise Interrupted(
+            f"job {errand.place.job} was told to stop on {errand.place.node}; what was measured is kept",
+            hint="go on with `harness run RECIPE --on slurm --resume`",
+        )
+    if time.monotonic() > job.deadline:
+        raise MeasurementError(f"the piece took longer than the {errand.plan.run_timeout_s:g} s it may")
+
+
+def _unfinished(run: Run, launch: PlannedLaunch) -> list[PlannedCell]:
+    """The cells of a launch that this run has not measured, or only in vain."""
+    return [cell for cell in launch.cells if not _finished(run, launch, cell)]
+
+
+def _finished(run: Run, launch: PlannedLaunch, cell: PlannedCell) -> bool:
+    result = run.level(launch.name, cell.level.name)
+    return result is not None and result.cell_id == cell.cell_id and result.verdict.state in _COUNT
+
+
+def _clear(errand: Errand, progress: Progress) -> None:
+    """End what a killed agent of this very run left on this machine; say what others left.
+
+    Slurm does not always do it: a process that called setsid outlives its job under `proctrack/linuxproc`.
+    """
+    for left in supervise.leftovers():
+        members = "; ".join(map(str, left.members))
+        if not left.launch.startswith(f"{errand.run.run_id}/"):
+            progress.tell("note", text=f"{errand.place.node}: left behind by `{left.launch}`: {members}")
+            continue
+        survivors = supervise.end(list(left.identities))
+        errand.run.event(
+            "leftovers", node=errand.place.node, launch=left.launch, processes=members, survivors=len(survivors)
+        )
+        progress.tell("note", text=f"{errand.place.node}: ended what `{left.launch}` had left behind: {members}")
+    supervise.leftovers()  # drops the rosters of those that are gone
+
+
+def _where(errand: Errand, split: Split) -> dict[str, Any]:
+    """What `launch.json` says about where it ran."""
+    place = errand.place
+    node = {
+        "name": place.node,
+        "nodes": place.nodelist,
+        "job": place.job,
+        "task": place.task,
+        "restarts": place.restarts,
+        "cpus": split.to_json(),
+    }
+    return {"node": node, "facts": machine.collect()}
+
+
+def _serve(errand: Errand) -> list[str]:
+    """A rank above 0: its part of each launch that spans so many machines, when rank 0 calls."""
+    from harness.run import ranks
+
+    errand.report("running")
+    for name in _called_for(errand):
+        launch = next(launch for launch in errand.plan.launches if launch.name == name)
+        nodes = errand.plan.arms[launch.arm].nodes
+        if errand.place.rank < nodes:
+            ranks.serve(errand.run, errand.plan, name, errand.place.rank, nodes)
+    return []
+
+
+def _called_for(errand: Errand) -> tuple[str, ...]:
+    """The launches that rank 0 of this very job is going to carry out, as soon as it says so."""
+    while True:
+        head = errand.submission.report(errand.number, errand.place.task)
+        if head is not None and (head.job, head.restarts) == (errand.place.job, errand.place.restarts):
+            return head.launches
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
