@@ -79,6 +79,12 @@ class Simulated:
             "look at that rank's own log: it says why it went",
             of_a_peer=True,
         ),
+        Signature(
+            "rank left",
+            r"simulated: rank \d+ left$",
+            "that rank was stopped, and the group ends with it: look at that rank's own log",
+            of_a_peer=True,
+        ),
     )
 
     def command(self, server: Server) -> Command:

@@ -10,6 +10,7 @@ late they were is on `/metrics`. What can be made to go wrong: `--help` lists th
 import argparse
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import resource
@@ -24,7 +25,7 @@ from typing import Any
 from harness import __version__
 from harness.engines.simulation import faults as faulty
 from harness.engines.simulation.arguments import batcher, parser
-from harness.engines.simulation.group import Group
+from harness.engines.simulation.group import Group, Heard
 from harness.engines.simulation.http import Connection, Message
 from harness.engines.simulation.model import Request
 from harness.engines.simulation.reply import Ask, BadAsk, Reply, Told, ask
@@ -69,6 +70,12 @@ class Simulation:
         self.lost: subprocess.Popen[bytes] | None = None
         self.stopping = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.group = Group(
+            arguments.node_rank,
+            arguments.nnodes,
+            arguments.dist_init_addr,
+            Heard(on_loss=self._lost, on_leave=self._left, on_tokens=self._stepped),
+        )
         self.traced: Trace | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._logged = (time.monotonic(), 0)
@@ -122,6 +129,7 @@ class Simulation:
             self.traced.step(step, len(self.batcher.running))
         for request, tokens in self.batcher.finish():
             self._hand_out(request, tokens, step.drafts)
+        self.group.tell(self.counts["generated_tokens"])
         self._trip()
         now = asyncio.get_running_loop().time()
         late = now - step.ends
@@ -356,14 +364,7 @@ class Simulation:
 
     async def _load(self) -> None:
         arguments = self.arguments
-        group = Group(
-            arguments.node_rank,
-            arguments.nnodes,
-            arguments.dist_init_addr,
-            on_loss=self._lost,
-            on_leave=self._left,
-        )
-        self.ended.add_done_callback(lambda _: group.leave())
+        self.ended.add_done_callback(lambda _: self.group.leave())
         if (line := self.faults.get("die-before-ready")) is not None:
             say(line)
             self._end(1)
@@ -373,8 +374,12 @@ class Simulation:
             return
         await asyncio.sleep(arguments.load_s + (self.faults.get("slow-start") or 0.0))
         try:
-            await group.join()
+            await self.group.join()
         except (OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                say(f"error: cannot listen on {arguments.dist_init_addr}: {error.strerror}")
+                self._end(1)
+                return
             place = f"rank {arguments.node_rank} of {arguments.nnodes}"
             say(f"error: {place} found no group at {arguments.dist_init_addr}: {error or 'timed out'}")
             self._end(1)
@@ -391,6 +396,11 @@ class Simulation:
             self._schedule()
         else:
             self._end(1)
+
+    def _stepped(self, tokens: int) -> None:
+        """Rank 0 has so many tokens by now: every rank made its part of them, and may break at one."""
+        self.counts["generated_tokens"] = tokens
+        self._trip()
 
     def _left(self, rank: int) -> None:
         say(f"rank {rank} left")
@@ -449,10 +459,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The program."""
     command = parser(str(__doc__))
     arguments = command.parse_args(argv)
+    mine = arguments.fault_rank in {None, arguments.node_rank}
     try:
         faults = faulty.read(
             arguments.fault, first=arguments.fault_from, every=arguments.fault_every, count=arguments.fault_count
         )
+        faults = faults if mine else faulty.Faults()
     except ValueError as error:
         command.error(str(error))
     # Each stream is an open file: take as many as this user may have.

@@ -25,6 +25,7 @@ from harness.engines.engine import Dialect, Engine, Sampling, Server, Signature,
 from harness.errors import Interrupted, ServerError
 from harness.run import diagnose, logs, ports, privacy, reaper, supervise
 from harness.run.diagnose import Death, Diagnosis
+from harness.run.rendezvous import Head
 from harness.run.signatures import GENERIC
 from harness.run.supervise import AT_ONCE, Process, StopReport
 
@@ -52,10 +53,11 @@ OnMilestone = Callable[[Reached], None]
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Who is told about milestones, and who may break the start off."""
+    """Who is told about milestones, who may break the start off, and the other machines of a server that spans some."""
 
     on_milestone: OnMilestone
     stop: Event
+    ranks: Head | None = None
 
 
 class LaunchFailed(ServerError):
@@ -65,7 +67,7 @@ class LaunchFailed(ServerError):
         code = f" (exit {diagnosis.exit_code})" if diagnosis.exit_code is not None else ""
         left = report.problems() if report else []
         super().__init__(
-            f"server `{engine}` did not start: {diagnosis.name}{code}",
+            f"server `{engine}` did not start: {diagnosis}{code}",
             hint=f"{diagnosis.remedy}\nthe whole log: {log}",
             details=[*diagnosis.evidence, *left],
         )
@@ -92,6 +94,7 @@ class Launched:
     oom_kills: int = 0
     log_offset: int = 0  # where this start begins in a log that an earlier one may have begun
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # values that may be written nowhere, by name
+    ranks: Head | None = None  # the other machines' parts of it
     _next_look: float = field(default=0.0, repr=False)
     _crashed: list[str] = field(default_factory=list, repr=False)
     _maimed: bool = field(default=False, repr=False)
@@ -124,7 +127,7 @@ class Launched:
         details = [privacy.redact_text(line, self.secrets) for line in details]
         if (death := self.death()) is not None:
             raise ServerError(
-                f"{message}: the server is dead, {death.name}", details=[*details, *death.evidence], hint=death.remedy
+                f"{message}: the server is dead, {death}", details=[*details, *death.evidence], hint=death.remedy
             )
         said = diagnose.last_lines(list(logs.read(self.log, self.log_offset))) if self.process else ()
         raise ServerError(message, details=[*details, *said], hint=f"the whole log: {self.log}" if said else None)
@@ -133,7 +136,14 @@ class Launched:
         """Why the server is dead, None while it lives (or is not ours). One whose workers crashed counts as dead."""
         if self.process is None or not self.is_dead():
             return None
-        code = self.process.poll()
+        own = self._own_death(self.process, phase)
+        return self.ranks.cause(own, phase) if self.ranks else own
+
+    def _own_death(self, process: Process, phase: diagnose.Phase) -> Diagnosis | None:
+        """Why the process here is dead; None where it lives, and it was another rank that went."""
+        code = process.poll()
+        if code is None and not self._maimed:
+            return None
         time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
         death = Death(code, phase, diagnose.oom_kills() - self.oom_kills)
         found = diagnose.explain(list(logs.read(self.log, self.log_offset)), self.engine.signatures, death)
@@ -146,7 +156,7 @@ class Launched:
         """
         if self.process is None or self._maimed:
             return self._maimed
-        if self.process.poll() is not None:
+        if self.process.poll() is not None or (self.ranks is not None and self.ranks.lost()):
             return True
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _CHILDREN_S
@@ -156,7 +166,13 @@ class Launched:
 
     def stop(self, policy: StopPolicy | None = None) -> StopReport | None:
         """Stop it as its engine likes, and verify; None for a server that is not ours."""
-        return self.process.stop(policy or self.engine.stop) if self.process else None
+        if self.process is None:
+            return None
+        return _stop(self.process, policy or self.engine.stop, self.ranks)
+
+
+def _stop(process: Process, policy: StopPolicy, ranks: Head | None) -> StopReport:
+    return ranks.stop(process, policy) if ranks else process.stop(policy)
 
 
 def launch(  # noqa: PLR0913 - all but two by name
@@ -170,6 +186,7 @@ def launch(  # noqa: PLR0913 - all but two by name
     secrets: Sequence[str] = (),
     dialect: Dialect = "completions",
     stop: Event | None = None,
+    ranks: Head | None = None,
 ) -> Launched:
     """Start a server and return once it is proven ready.
 
@@ -183,6 +200,7 @@ def launch(  # noqa: PLR0913 - all but two by name
         secrets: names of environment variables the server needs whose values may be written nowhere.
         dialect: how the proof of readiness asks for a generation.
         stop: when set, the start is broken off.
+        ranks: the other machines of a server that spans several: they are called, watched and stopped with it.
 
     Raises:
         Interrupted: `stop` was set; what was started is gone by then.
@@ -191,7 +209,10 @@ def launch(  # noqa: PLR0913 - all but two by name
     """
     for attempt in range(1, _TRIES + 1):
         placed = replace(server, port=ports.choose_port(server.host, server.port or None))
-        start = _Start(engine, placed, folder, deadline_s, Watchers(on_milestone, stop or Event()), secrets, dialect)
+        if ranks is not None:
+            placed = ranks.call(engine, placed)
+        watchers = Watchers(on_milestone, stop or Event(), ranks)
+        start = _Start(engine, placed, folder, deadline_s, watchers, secrets, dialect)
         try:
             return start.run(marker or f"{folder.parent.parent.name}/{folder.name}")
         except LaunchFailed as error:
@@ -403,7 +424,8 @@ class _Start:
         try:
             found = self._watch(process)
         except BaseException as error:
-            process.stop(AT_ONCE if isinstance(error, KeyboardInterrupt) else self.engine.stop)
+            policy = AT_ONCE if isinstance(error, KeyboardInterrupt) else self.engine.stop
+            _stop(process, policy, self.watchers.ranks)
             raise
         hidden = self._hidden(process)
         return Launched(
@@ -421,6 +443,7 @@ class _Start:
             oom_kills=self.oom_kills,
             log_offset=self.log_offset,
             secrets=hidden,
+            ranks=self.watchers.ranks,
         )
 
     def _watch(self, process: Process) -> _Found:
@@ -466,9 +489,12 @@ class _Start:
                     self.watchers.on_milestone(reached)
 
     def _trouble(self, process: Process) -> Diagnosis | None:
-        """Whether waiting is over: the server died, or wrote a line after which it never serves."""
+        """Whether waiting is over: the server or a rank of it died, or wrote a line after which it never serves."""
         if process.poll() is not None:
             return self._explain(process)
+        ranks = self.watchers.ranks
+        if ranks is not None and ranks.lost():
+            return ranks.cause(None, "start")
         signatures: tuple[Signature, ...] = (*self.engine.signatures, *GENERIC)
         if diagnose.decisive(self.lines, signatures):
             process.wait(_LAST_WORDS_S)
@@ -479,7 +505,9 @@ class _Start:
         time.sleep(_LOOK_S)  # the reaper may still be writing the last lines down
         self._read_log()
         death = Death(process.poll(), "start", diagnose.oom_kills() - self.oom_kills)
-        return diagnose.explain(self.lines, self.engine.signatures, death)
+        own = diagnose.explain(self.lines, self.engine.signatures, death)
+        ranks = self.watchers.ranks
+        return (ranks.cause(own, "start") or own) if ranks else own
 
     def _root_of(self, process: Process, answered: Diagnosis) -> Diagnosis:
         """A wrong answer of a server that is dying is a symptom: its death says more."""
@@ -487,10 +515,14 @@ class _Start:
 
     def _late(self) -> Diagnosis:
         self._read_log()
-        return diagnose.hung(self.lines, Death(None, "start"), self.deadline_s)
+        own = diagnose.hung(self.lines, Death(None, "start"), self.deadline_s)
+        ranks = self.watchers.ranks
+        return ranks.late(self.deadline_s, own) if ranks else own
 
     def _failed(self, process: Process, diagnosis: Diagnosis) -> LaunchFailed:
-        report = process.stop(self.engine.stop if process.poll() is None else AT_ONCE)
+        ranks = self.watchers.ranks
+        policy = self.engine.stop if process.poll() is None or ranks else AT_ONCE
+        report = _stop(process, policy, ranks)
         said = tuple(privacy.redact_text(line, self._hidden(process)) for line in diagnosis.evidence)
         return LaunchFailed(self.engine.name, replace(diagnosis, evidence=said), report, self.log)
 

@@ -44,12 +44,22 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStop:
+    """How another machine's part of the same server was stopped, as that machine's own agent verified it."""
+
+    rank: int
+    node: str
+    exit_code: int | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StopReport:
     """How a stop went, as verified afterwards.
 
     `exit_code` is the server's, negative for a signal, None when nobody could see it. `gpu` is "no GPU", "back", or
     what is still held. `locks` are files the dead left behind and we removed, `lost_lines` what the log misses because
-    the disk was full.
+    the disk was full. `ranks` are the other machines' of a server that spans several.
     """
 
     exit_code: int | None
@@ -60,6 +70,7 @@ class StopReport:
     locks: tuple[str, ...]
     seconds: float
     lost_lines: int = 0
+    ranks: tuple[RankStop, ...] = ()
 
     @property
     def ports_free(self) -> bool:
@@ -75,7 +86,8 @@ class StopReport:
         """What remains, a line each."""
         left = [f"still running: {holder}" for holder in self.survivors]
         left += [f"still held: {line}" for line in self.busy_ports]
-        return left + ([] if self.gpu in {"no GPU", "back"} else [f"GPU memory not back: {self.gpu}"])
+        left += [] if self.gpu in {"no GPU", "back"} else [f"GPU memory not back: {self.gpu}"]
+        return left + [f"rank {other.rank} ({other.node}): {line}" for other in self.ranks for line in other.problems]
 
     def error(self) -> ServerError | None:
         """What remains as an error, None when nothing does."""
@@ -88,8 +100,9 @@ class StopReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in `launch.json`."""
-        return {**asdict(self), "ports_free": self.ports_free, "ok": self.ok}
+        """As stored in `launch.json`; `ranks` only where there are others."""
+        told = {**asdict(self), "ports_free": self.ports_free, "ok": self.ok}
+        return told if self.ranks else {name: value for name, value in told.items() if name != "ranks"}
 
 
 class Process:

@@ -46,6 +46,7 @@ def parser(described: str) -> argparse.ArgumentParser:
     add("--dist-init-addr", default="127.0.0.1:0", help="HOST:PORT where rank 0 meets the others")
     add("--on-rank-loss", choices=("die", "hang"), default="die")
     add("--fault", action="append", default=[], metavar="NAME[=VALUE]")
+    add("--fault-rank", type=_whole, default=None, help="only this rank has the faults; left out: every rank")
     add("--fault-from", type=_whole, default=0)
     add("--fault-every", type=_positive, default=1)
     add("--fault-count", type=_whole, default=None)

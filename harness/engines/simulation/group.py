@@ -1,14 +1,24 @@
 """A server of several ranks: rank 0 serves, the others hold a connection to it, and any rank's death is the group's.
 
 Stands for what a tensor-parallel group does over NCCL: the connection is the proof of life, a rank that goes without
-saying goodbye takes the others with it, or leaves them hanging as a lost peer in a collective would.
+saying goodbye takes the others with it, or leaves them hanging as a lost peer in a collective would. Rank 0 tells the
+others at each step how many tokens there are by now, as every rank takes part in every step.
 """
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 CONNECT_S = 60.0
-Ended = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Who is told: of a rank that went without, or with, a goodbye; of tokens made so far (at ranks above 0)."""
+
+    on_loss: Callable[[int], None]
+    on_leave: Callable[[int], None]
+    on_tokens: Callable[[int], None]
 
 
 class Group:
@@ -17,16 +27,15 @@ class Group:
     Args:
         rank, size: which of how many.
         address: `HOST:PORT` where rank 0 listens and the others call.
-        on_loss, on_leave: called with the rank that went without, or with, a goodbye.
+        heard: who is told what comes from the others.
     """
 
-    def __init__(self, rank: int, size: int, address: str, *, on_loss: Ended, on_leave: Ended) -> None:
+    def __init__(self, rank: int, size: int, address: str, heard: Heard) -> None:
         self.rank = rank
         self.size = size
         host, _, port = address.rpartition(":")
-        self._host, self._port = host or "127.0.0.1", int(port or 0)
-        self._on_loss = on_loss
-        self._on_leave = on_leave
+        self._host, self._port = host.strip("[]") or "127.0.0.1", int(port or 0)
+        self._heard = heard
         self._writers: list[asyncio.StreamWriter] = []
         self._complete = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -46,6 +55,11 @@ class Group:
                 await self._complete.wait()
             else:
                 await self._connect()
+
+    def tell(self, tokens: int) -> None:
+        """Tell every other rank how many tokens there are by now."""
+        for writer in self._writers:
+            writer.write(b"tokens %d\n" % tokens)
 
     def leave(self) -> None:
         """Say goodbye, so that the others end too and nobody calls it a loss."""
@@ -72,7 +86,7 @@ class Group:
         self._writers.append(writer)
         writer.write(f"rank {self.rank}\n".encode())
         if await reader.readline() != b"go\n":
-            self._on_loss(0)
+            self._heard.on_loss(0)
             return
         self._tasks.append(asyncio.create_task(self._watch(reader, 0)))
 
@@ -85,9 +99,10 @@ class Group:
                 await asyncio.sleep(0.1)
 
     async def _watch(self, reader: asyncio.StreamReader, rank: int) -> None:
-        """Wait for a peer's last word, or for its connection to break."""
+        """Listen to a peer until its last word, or until its connection breaks."""
         try:
-            said = await reader.readline()
+            while (said := await reader.readline()).startswith(b"tokens "):
+                self._heard.on_tokens(int(said[7:]))
         except OSError:
             said = b""
-        (self._on_leave if said == b"bye\n" else self._on_loss)(rank)
+        (self._heard.on_leave if said == b"bye\n" else self._heard.on_loss)(rank)

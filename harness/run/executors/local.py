@@ -22,6 +22,7 @@ from harness.run import launch as launching
 from harness.run import privacy, sweep
 from harness.run.diagnose import Diagnosis
 from harness.run.launch import Launched, Reached
+from harness.run.rendezvous import Head
 from harness.run.store import Run, now
 from harness.run.supervise import AT_ONCE
 from harness.run.sweep import Bench, Tell
@@ -40,6 +41,7 @@ class Job:
     capacities: Capacities = field(default_factory=Capacities)  # of the load client, found out as levels need them
     node: Mapping[str, Any] = field(default_factory=dict)  # what the record says about where this runs
     server_cpus: tuple[int, ...] = ()  # those that servers may run on; empty: all that we may use
+    ranks: Head | None = None  # the other machines of a server that spans several; `carry_out` gathers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,19 @@ def carry_out(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) ->
         ServerError: the server failed and the plan says to stop.
         HarnessError: environment, model or port are not as planned.
     """
+    nodes = job.plan.arms[planned.arm].nodes
+    if nodes == 1:
+        return _measured(job, planned, cells)
+    if not job.node:
+        raise InputError(
+            f"a server of `{planned.arm}` spans {nodes} machines, and this is one",
+            hint="run it on a cluster: `harness run RECIPE --on slurm`",
+        )
+    with Head(job.run.launch_folder(planned.name), nodes) as ranks:
+        return _measured(replace(job, ranks=ranks), planned, cells)
+
+
+def _measured(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) -> list[str]:
     remaining, troubles = list(cells), []
     relaunched_for: PlannedCell | None = None
     while remaining and not job.stop.is_set():
@@ -209,7 +224,7 @@ def _saturated(job: Job, planned: PlannedLaunch) -> bool:
 
 def _died(engine: Engine, planned: PlannedLaunch, cell: PlannedCell, death: Diagnosis) -> ServerError:
     return ServerError(
-        f"server `{engine.name}` died in `{planned.name}` at {cell.level.name}: {death.name}",
+        f"server `{engine.name}` died in `{planned.name}` at {cell.level.name}: {death}",
         details=death.evidence,
         hint=death.remedy,
     )
@@ -283,6 +298,7 @@ def _told(live: _Live) -> dict[str, Any]:
         "models": launched.models,
         "answers": dict(live.answers),
         "effective": live.engine.effective(live.answers),
+        **({"ranks": launched.ranks.facts()} if launched.ranks else {}),
     }
 
 
@@ -333,6 +349,7 @@ def _bring_up(job: Job, planned: PlannedLaunch, engine: Engine, server: Server) 
         secrets=arm.secrets,
         dialect=arm.workload["dialect"],
         stop=job.stop,
+        ranks=job.ranks,
     )
 
 
