@@ -21,6 +21,8 @@ from harness.cli import (
     interop,
     machine,
     patches,
+    publishing,
+    reports,
     results,
     validation,
 )
@@ -103,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         experiments,
         cluster,
         results,
+        publishing,
+        reports,
         checking,
         interop,
         bench,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli import cluster
 from harness.cli.talk import Verbs, common
-from harness.errors import InputError, MeasurementError
+from harness.errors import HarnessError, InputError, MeasurementError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -148,7 +148,12 @@ def run_recipe(arguments: argparse.Namespace) -> int:
     begun = begin(arguments, site, check)
     run, plan, expanded, found, root = begun.run, begun.plan, begun.expanded, begun.fates, begun.root
     with LiveView(talk, cells=sum(1 for _ in plan.cells())) as view:
-        outcome = execute(run, plan, site, view.tell, reuse=found, more=more_of(run, plan, expanded, site))
+        try:
+            outcome = execute(run, plan, site, view.tell, reuse=found, more=more_of(run, plan, expanded, site))
+        except HarnessError:
+            if not arguments.no_publish and (line := targets.log_failure(run, plan, root)):
+                talk.line(line)
+            raise
     return conclude(arguments, run, root, outcome.troubles)
 
 

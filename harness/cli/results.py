@@ -1,4 +1,4 @@
-"""Verbs: show, compare, publish. They read stored runs, also ones that still go on or were killed."""
+"""Verbs: show, compare. They read stored runs, also ones that still go on or were killed."""
 
 import argparse
 from collections.abc import Sequence
@@ -35,10 +35,6 @@ def register(verbs: Verbs) -> None:
         help="what may differ, such as `server.args.speculative-*`; repeatable (default: the recipe's)",
     )
     compare.set_defaults(run=compare_runs)
-    publish = common(verbs.add_parser("publish", help="write a run's results into documents and LOGBOOK.md"))
-    publish.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    publish.add_argument("--check", action="store_true", help="change nothing; exit 1 and show the diff when stale")
-    publish.set_defaults(run=publish_runs)
 
 
 def _share(text: str) -> float:
@@ -55,7 +51,7 @@ def show_runs(arguments: argparse.Namespace) -> int:
 
     from harness.run import store
 
-    paths = arguments.runs or [_newest()]
+    paths = arguments.runs or [newest()]
     runs = [store.open_run(path) for path in paths]
     data = [run_data(run) for run in runs]
     arguments.talk.data(data if len(data) > 1 else data[0], Group(*(run_view(run) for run in runs)))
@@ -95,30 +91,6 @@ def _compare_published(arguments: argparse.Namespace) -> int:
     arguments.talk.data(data, Group(*comparisons_view(found.comparisons), *findings))
     worse = any(row.verdict == "worse" for comparison in found.comparisons for row in comparison.rows)
     return AnswerIsNo.exit_code if worse else 0
-
-
-def publish_runs(arguments: argparse.Namespace) -> int:
-    """`harness publish`."""
-    from harness.env import places
-    from harness.publish import targets
-    from harness.run import answer, store
-
-    stale: list[str] = []
-    root = places.project_root()
-    for path in arguments.runs:
-        run = store.open_run(path)
-        plan, found = run.plan(), answer.answer(run)
-        if arguments.check:
-            stale += targets.stale(run, plan, found, root)
-            continue
-        for line in targets.publish(run, plan, found, root):
-            arguments.talk.line(line)
-        if not plan.publish:
-            arguments.talk.line(f"{run.run_id}: nothing to publish, its recipe names no document and no logbook")
-    if stale:
-        arguments.talk.data({"stale": stale}, "\n".join(stale))
-        raise AnswerIsNo("documents are stale", hint="run `harness publish RUN` and commit what changed")
-    return 0
 
 
 def run_data(run: "Run") -> dict[str, Any]:
@@ -215,7 +187,12 @@ def comparisons_view(comparisons: "Sequence[Comparison]") -> "list[RenderableTyp
     return parts
 
 
-def _newest() -> Path:
+def newest() -> Path:
+    """The newest run of the folder `runs`.
+
+    Raises:
+        InputError: there is none.
+    """
     found = sorted(path.parent for path in Path("runs").glob("*/plan.json"))
     if not found:
         raise InputError("there is no run in `runs`", hint="`harness run RECIPE` makes one; or name a run folder")

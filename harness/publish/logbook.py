@@ -10,7 +10,7 @@ from harness.files import append_line
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run, as the logbook tells it."""
+    """One run, as the logbook tells it; `state` where it did not end well."""
 
     date: str
     run_id: str
@@ -19,6 +19,12 @@ class Entry:
     verdict: str
     environments: Sequence[str]
     surprises: Sequence[str] = ()
+    state: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells an entry from others: a run that failed and was then gone on with has two."""
+        return f"- run: `{self.run_id}`" + (f" ({self.state});" if self.state else ";")
 
     def text(self) -> str:
         """The entry as Markdown."""
@@ -27,18 +33,18 @@ class Entry:
             "",
             f"- question: {self.question}",
             f"- answer: {self.verdict}",
-            f"- run: `{self.run_id}`; environment: {', '.join(self.environments) or 'none'}",
+            f"{self.label} environment: {', '.join(self.environments) or 'none'}",
             *(f"- note: {surprise}" for surprise in self.surprises),
         ]
         return "\n".join(lines) + "\n"
 
 
 def append(path: Path, entry: Entry) -> bool:
-    """Add an entry; a run that is already there is not added twice. Returns whether it was added."""
+    """Add an entry; a run that is already there in this state is not added twice. Returns whether it was added."""
     if not path.is_file():
         raise InputError(f"there is no `{path}`", hint="make LOGBOOK.md with a title line; the harness only appends")
     text = path.read_text(encoding="utf-8")
-    if f"run: `{entry.run_id}`" in text:
+    if entry.label in text:
         return False
     gap = "" if text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
     append_line(path, gap + entry.text().rstrip("\n"))

@@ -1,11 +1,15 @@
-"""Where a run's results go: marked blocks in documents, and the logbook."""
+"""Where a run's results go: marked blocks in documents, the logbook, and the records that documents are checked by."""
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError, InputError
-from harness.publish import docs, logbook
-from harness.publish.tables import beyond_notes, comparison_markdown, levels_markdown
+from harness.publish import docs, logbook, records
+from harness.publish.blocks import Result, content
+from harness.publish.docs import Block, Content
 from harness.recipe.plan import Plan
 from harness.run.answer import Answer
 from harness.run.store import Run
@@ -22,7 +26,7 @@ def check(plan: Plan, root: Path) -> None:
     for target in plan.publish:
         if target["kind"] == "doc":
             docs.check(root / target["doc"], target["block"])
-        elif not (root / LOGBOOK).is_file():
+        elif target["kind"] == "logbook" and not (root / LOGBOOK).is_file():
             raise InputError(f"there is no `{root / LOGBOOK}`", hint="make it with a title line; the harness appends")
 
 
@@ -32,11 +36,16 @@ def publish(run: Run, plan: Plan, answer: Answer | None, root: Path) -> Iterator
     One target that fails does not keep the others from being written; the first failure is raised at the end.
     """
     first: HarnessError | None = None
+    result = Result(run, plan, answer)
     for target in plan.publish:
         try:
             if target["kind"] == "doc":
-                changed = docs.publish(root / target["doc"], target["block"], block(run, plan, answer))
+                path = root / target["doc"]
+                _draw(result, path, target["block"])
+                changed = docs.publish(path, target["block"], _content(result, path, target["block"]))
                 yield f"{target['doc']}: block {target['block']} {'updated' if changed else 'is up to date'}"
+            elif target["kind"] == "record":
+                yield f"{records.keep(run, root / records.FOLDER).relative_to(root)}: record written"
             else:
                 added = logbook.append(root / LOGBOOK, entry(run, plan, answer))
                 yield f"{LOGBOOK}: {'entry added' if added else 'has its entry already'}"
@@ -47,35 +56,105 @@ def publish(run: Run, plan: Plan, answer: Answer | None, root: Path) -> Iterator
         raise first
 
 
-def stale(run: Run, plan: Plan, answer: Answer | None, root: Path) -> list[str]:
+def stale(run: Run, root: Path) -> list[str]:
     """What `publish` would change, as diffs; empty when every document says what the run says."""
+    result = Result.of(run)
     found = [
-        docs.stale(root / target["doc"], target["block"], block(run, plan, answer))
-        for target in plan.publish
+        docs.stale(path, target["block"], _content(result, path, target["block"]))
+        for target in result.plan.publish
         if target["kind"] == "doc"
+        for path in [root / target["doc"]]
     ]
     return [difference for difference in found if difference]
 
 
-def block(run: Run, plan: Plan, answer: Answer | None) -> str:
-    """The content of a document's block: answers, then each arm's levels; the run and the cells in comments."""
-    parts = [f"<!-- run {run.run_id}; plan {plan.digest[:16]} -->"]
-    if answer:
-        parts += [comparison_markdown(comparison) for comparison in answer.comparisons]
-        beyond = beyond_notes(answer.factorial, [promise.sentence for promise in answer.promises])
-        parts += ["\n".join(f"- {line}" for line in beyond)] if beyond else []
-    for launch in plan.launches:
-        results = [result for name, result in run.levels() if name == launch.name]
-        if not results:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of checking every document of a project.
+
+    Attributes:
+        current: blocks that say what their run says, as `FILE: BLOCK`.
+        stale: diffs.
+        lost: blocks whose run is nowhere, with its name.
+    """
+
+    current: tuple[str, ...]
+    stale: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def check_documents(root: Path, folders: Sequence[Path]) -> Checked:
+    """Hold every marked block of a project's Markdown files against the run that it names.
+
+    Args:
+        root: the project.
+        folders: where runs and records lie; the first that has a run counts.
+
+    Raises:
+        InputError: every broken marker, with its line.
+    """
+    known: dict[str, Result | None] = {}
+    current: list[str] = []
+    different: list[str] = []
+    lost: list[str] = []
+    for path in _documents(root):
+        text = docs.read(path)
+        if "harness:" not in text:
             continue
-        cells = " ".join(f"{result.level['name']}={result.cell_id[:12]}" for result in results)
-        label = " (simulated)" if results[0].simulated else ""
-        parts.append(
-            f"**{launch.arm}**, launch `{launch.name}`{label}\n<!-- cells {cells} -->\n\n{levels_markdown(results)}"
-        )
-    environments = sorted({f"{arm.env} `{str(arm.env_id)[:16]}`" for arm in plan.arms.values() if arm.env})
-    parts.append(f"Run `{run.run_id}`, environment {', '.join(environments) or 'none'}.")
-    return "\n\n".join(parts)
+
+        def wanted(block: Block, path: Path = path) -> str | None:
+            run_id = _run_of(block)
+            if run_id is None:  # never filled, or by something that is no run
+                return None
+            if run_id not in known:
+                run = records.find(run_id, folders)
+                known[run_id] = Result.of(run) if run else None
+            label = f"{path.relative_to(root)}: block {block}"
+            if (result := known[run_id]) is None:
+                lost.append(f"{label}: run `{run_id}`")
+                return None
+            current.append(label)
+            return _content(result, path, block.name)(block.part)
+
+        said = docs.rewrite(text, wanted, path=str(path))
+        if changed := docs.difference(path, text, said):
+            different.append(changed)
+    return Checked(tuple(current), tuple(different), tuple(lost))
+
+
+def _documents(root: Path) -> Iterator[Path]:
+    """The Markdown files of a project: not those of environments, caches and runs."""
+    for folder, below, files in os.walk(root):
+        below[:] = sorted(name for name in below if not name.startswith((".", "_")) and name not in _NOT_OURS)
+        yield from (Path(folder) / name for name in sorted(files) if name.endswith(".md"))
+
+
+_NOT_OURS = {"runs", "node_modules", "site", "build", "dist", "inputs"}
+_RUN = re.compile(r"<!-- run (\S+); plan ")
+
+
+def _run_of(block: Block) -> str | None:
+    found = _RUN.match(block.content)
+    return found[1] if found else None
+
+
+def _content(result: Result, path: Path, name: str) -> Content:
+    """What the blocks of a name say in a document, by part."""
+    return lambda part: content(result, part, figure=_figure(path, name), beside=path.parent)
+
+
+def _figure(path: Path, name: str) -> Path:
+    """Where the figure of a block lies: beside its document."""
+    return path.parent / "figures" / f"{name}.svg"
+
+
+def _draw(result: Result, path: Path, name: str) -> None:
+    """Draw the figure of a block, where the document shows one."""
+    shown = docs.blocks(docs.read(path), str(path))
+    if any(block.name == name and block.part == "figure" for block in shown):
+        from harness.publish import figures  # noqa: PLC0415 - half a second, where a document shows one
+
+        figures.write_figure([result.run.path], _figure(path, name))
 
 
 def entry(run: Run, plan: Plan, answer: Answer | None) -> logbook.Entry:
@@ -99,4 +178,13 @@ def entry(run: Run, plan: Plan, answer: Answer | None) -> logbook.Entry:
         verdict=verdict + simulated,
         environments=sorted({f"{arm.env} {str(arm.env_id)[:16]}" for arm in plan.arms.values() if arm.env}),
         surprises=surprises,
+        state=None if state["state"] == "done" else str(state["state"]),
     )
+
+
+def log_failure(run: Run, plan: Plan, root: Path) -> str | None:
+    """The logbook's entry for a run that did not end well; None where the plan asks for none, or it is there."""
+    wanted = any(target["kind"] == "logbook" for target in plan.publish)
+    if wanted and logbook.append(root / LOGBOOK, entry(run, plan, None)):
+        return f"{LOGBOOK}: entry added"
+    return None

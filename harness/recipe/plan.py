@@ -476,4 +476,4 @@ def _compare(compare: Compare | None, expanded: Expanded) -> dict[str, Any] | No
 
 
 def _target(target: DocTarget | str) -> dict[str, str]:
-    return {"kind": "logbook"} if isinstance(target, str) else {"kind": "doc", "doc": target.doc, "block": target.block}
+    return {"kind": target} if isinstance(target, str) else {"kind": "doc", "doc": target.doc, "block": target.block}

@@ -240,7 +240,9 @@ class Recipe(Grid):
     expect: dict[str, list[str]] = Field(
         default={}, description="arm, or what its grid grew from -> features that must prove to be engaged"
     )
-    publish: list[DocTarget | Literal["logbook"]] = []
+    publish: list[DocTarget | Literal["logbook", "record"]] = Field(
+        default=[], description="what a finished run writes: blocks in documents, its logbook entry, its record"
+    )
     timeouts: Timeouts = Timeouts()
     on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = "stop"
     allow_drift: str | None = Field(default=None, description="why a drifted environment may run all the same")

@@ -49,7 +49,8 @@ class Verification:
     """What came of checking one run: how much was compared, what differs, and what nobody can tell.
 
     `numbers` counts values that were derived again, `digests` those recomputed from files, `levels` the levels whose
-    every number was. `missing` holds file and key of values that can be derived and are not stored.
+    every number was. `missing` holds file and key of values that can be derived and are not stored, `bare` the
+    levels without requests.
     """
 
     run_id: str
@@ -59,6 +60,7 @@ class Verification:
     differences: list[Difference] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
+    bare: list[str] = field(default_factory=list)
 
     @property
     def sentence(self) -> str:
@@ -125,6 +127,8 @@ def verify(run: Run) -> Verification:
         except HarnessError as error:
             found.differences.append(_damaged(error, _relative(run, run.level_folder(launch.name, cell.level.name))))
     _comparison(run, found)
+    if found.bare:
+        found.unchecked.append(f"the numbers of {len(found.bare)} levels: requests are not here ({found.bare[0]} ...)")
     found.unchecked += _not_stored(found.missing)
     return found
 
@@ -141,6 +145,14 @@ def _not_stored(missing: Sequence[tuple[str, str]]) -> Iterator[str]:
         holds = f"`{first}`" + (f" and {len(others)} more" if others else "")
         also = f" and {len(files) - 1} more files" if files[1:] else ""
         yield f"{files[0]}{also}: no {holds}: written by a harness that did not derive them"
+
+
+def has_requests(run: Run) -> bool:
+    """Whether the requests of every finished level are here; a record for documents leaves them out."""
+    return all(
+        (run.level_folder(launch, str(result.level["name"])) / "requests.jsonl").is_file()
+        for launch, result in run.levels()
+    )
 
 
 # Digests
@@ -235,7 +247,7 @@ def _level(run: Run, plan: Plan, launch: PlannedLaunch, cell: PlannedCell, found
     stored = run.level(launch.name, name)
     assert stored is not None  # the file is there
     if not (folder / "requests.jsonl").is_file():
-        found.unchecked.append(f"{launch.name} {name}: its requests are not here")
+        found.bare.append(f"{launch.name} {name}")
         return
     if stored.measurement != MEASUREMENT:
         found.unchecked.append(
@@ -408,7 +420,7 @@ def _comparison(run: Run, found: Verification) -> None:
     except InputError as error:
         found.differences.append(_damaged(error, "comparison.json"))
         return
-    if not _raw(run):
+    if not has_requests(run):
         found.unchecked.append("comparison.json: made from requests that are not here")
         return
     if fresh is None:
@@ -420,14 +432,6 @@ def _comparison(run: Run, found: Verification) -> None:
         policy = run.path / f"policy-{comparison.treatment}.json"
         if comparison.policy is not None and policy.is_file():
             found.compare(policy.name, read_json(policy), comparison.policy.model_dump(mode="json"))
-
-
-def _raw(run: Run) -> bool:
-    """Whether the requests of every finished level are here; a record for documents leaves them out."""
-    return all(
-        (run.level_folder(launch, str(result.level["name"])) / "requests.jsonl").is_file()
-        for launch, result in run.levels()
-    )
 
 
 def _same(one: Any, other: Any) -> bool:
