@@ -77,7 +77,9 @@ def show_plan(arguments: argparse.Namespace) -> int:
         "where": [asdict(value) for value in written],
         **({"slurm": scripts} if scripts else {}),
     }
-    arguments.talk.data(data, _plan_view(plan, found, written if arguments.where else [], scripts))
+    arguments.talk.data(data, _plan_view(plan, found, written if arguments.where else []))
+    if scripts and not arguments.talk.as_json:  # as they are: a wrapped line would be another script
+        arguments.talk.data(None, "\n".join(["", *scripts]))
     if not arguments.resume and any(fate.fate == "reuse" for fate in found):
         arguments.talk.line("reuse and stale are what `--resume` would do; without it every cell is run")
     return 0
@@ -248,12 +250,10 @@ def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
     return next((run for run in earlier if run.plan().digest == plan.digest), None)
 
 
-def _plan_view(plan: "Plan", found: "list[CellFate]", written: "list[Value]", scripts: list[str]) -> "RenderableType":
+def _plan_view(plan: "Plan", found: "list[CellFate]", written: "list[Value]") -> "RenderableType":
     from rich.console import Group
-    from rich.text import Text
 
     from harness.publish.plans import findings_text, plan_table, plan_text, where_table
 
     places = [where_table(written)] if written else []
-    asked = [Text(f"\n{script}") for script in scripts]
-    return Group(plan_text(plan), *places, plan_table(plan, found), *findings_text(plan), *asked)
+    return Group(plan_text(plan), *places, plan_table(plan, found), *findings_text(plan))
