@@ -90,7 +90,7 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
     Raises:
         HarnessError: it could not be submitted; nothing of it is left in the queue.
     """
-    from harness.run import inputs
+    from harness.run import inputs, store
     from harness.run.executors.slurm import submit
 
     run = begun.run
@@ -100,7 +100,7 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
         if not todo:
             return
         (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew
-        run.write_state("submitted", started=None, error=None)
+        run.write_state("submitted", started=store.now(), error=None)
         try:
             submission = submit.submit(run, plan, todo, site)
         except HarnessError as error:
@@ -108,7 +108,7 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
             raise
     jobs = [job for job in submit.identified(run) if job.submission == submission.name]
     count = sum(job.pieces for job in jobs)
-    arguments.talk.line(f"submitted {count} pieces as {', '.join(f'job {job.job_id}' for job in jobs)}")
+    arguments.talk.line(f"submitted {count} {'piece' if count == 1 else 'pieces'} as {', '.join(f'job {job.job_id}' for job in jobs)}")
 
 
 def _todo(begun: "Begun", plan: "Plan") -> list[str]:

@@ -182,7 +182,7 @@ def _look(task: Task, row: Seen | None, site: Slurm, tell: Tell, wishes: Wishes)
 
 
 def _look_waiting(task: Task, seen: Seen, tell: Tell, wishes: Wishes) -> None:
-    if task.once(f"waits {seen.reason}"):
+    if seen.reason != "None" and task.once(f"waits {seen.reason}"):
         expected = f", expected to start at {seen.start}" if seen.start not in {"", "N/A"} else ""
         tell("note", text=f"job {task.name} waits: {seen.reason}{expected}")
     if not hopeless(seen.reason):
