@@ -83,6 +83,18 @@ class Load:
     keep_text: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of a level's measuring processes are here: `here` of them, from number `first`, of `total` everywhere.
+
+    Slots, plays and arrivals are dealt out by a process's number, so that machines need not talk while they measure.
+    """
+
+    first: int
+    here: int
+    total: int
+
+
 def run_level(
     target: Target,
     load: Load,
@@ -115,9 +127,10 @@ def run_level(
         InputError: the load makes no sense (says every fault), or `folder` cannot be written.
         ServerError: no connection could be opened.
     """
-    _check(load, requests)
+    check(load, requests)
     if load.drain_warmup and load.warmup_requests:
-        return _drained(
+        return drained(
+            run_level,
             target,
             load,
             requests,
@@ -128,9 +141,10 @@ def run_level(
             folder=folder,
         )
     with _place(folder) as place, ExitStack() as closing:
-        level = _Level(target, load, requests, place)
+        level = Level(target, load, requests, place)
         closing.callback(level.end)
-        level.start()
+        level.open()
+        level.go()
         level.watch(stop, progress)
         return level.trace(on_record, count_tokens)
 
@@ -158,7 +172,12 @@ def default_processes(load: Load) -> int:
     return max(1, min(math.ceil(streams / 256), len(os.sched_getaffinity(0)) // 4))
 
 
-def _check(load: Load, requests: Sequence[Prepared]) -> None:
+def check(load: Load, requests: Sequence[Prepared]) -> None:
+    """Refuse a load that makes no sense.
+
+    Raises:
+        InputError: every fault at once.
+    """
     faults = []
     if not requests:
         faults.append("there are no requests to send")
@@ -180,14 +199,16 @@ def _check(load: Load, requests: Sequence[Prepared]) -> None:
         )
 
 
-def _drained(target: Target, load: Load, requests: Sequence[Prepared], **callbacks: Any) -> LevelTrace:
-    """Warm-up to its end, then the measured requests; warm-up times count backwards from the level's start."""
+def drained(
+    run: Callable[..., LevelTrace], target: Target, load: Load, requests: Sequence[Prepared], **callbacks: Any
+) -> LevelTrace:
+    """Warm-up to its end, then the measured requests, each by `run`; warm-up times count backwards from the start."""
     warm = replace(load, requests=load.warmup_requests, warmup_requests=0, drain_warmup=False, duration_s=None)
-    before = run_level(target, warm, requests, **{**callbacks, "on_record": None, "folder": None})
+    before = run(target, warm, requests, **{**callbacks, "on_record": None, "folder": None})
     if before.stopped:
         return before
     rest = [requests[(load.warmup_requests + index) % len(requests)] for index in range(len(requests))]
-    level = run_level(target, replace(load, warmup_requests=0, drain_warmup=False), rest, **callbacks)
+    level = run(target, replace(load, warmup_requests=0, drain_warmup=False), rest, **callbacks)
     shift = before.started_at - level.started_at
     early = [replace(transcript.shifted(record, shift), phase="warmup") for record in before.records]
     late = [replace(record, index=record.index + load.warmup_requests) for record in level.records]
@@ -197,10 +218,18 @@ def _drained(target: Target, load: Load, requests: Sequence[Prepared], **callbac
     return replace(level, records=(*early, *late))
 
 
-class _Level:
-    """The processes of one level and their files."""
+class Level:
+    """The processes of one level on this machine, and their files: `open`, `go`, `watch`, `trace`, and always `end`.
 
-    def __init__(self, target: Target, load: Load, requests: Sequence[Prepared], folder: Path) -> None:
+    Args:
+        target, load, requests: as for `run_level`; the warm-up is not drained.
+        folder: where the processes keep what they read.
+        share: which part of the level this machine plays; None: all of it.
+    """
+
+    def __init__(
+        self, target: Target, load: Load, requests: Sequence[Prepared], folder: Path, share: Share | None = None
+    ) -> None:
         self.target = target
         self.load = load if load.mode != "serial" else replace(load, mode="closed", concurrency=1)
         self.requests = requests
@@ -213,13 +242,19 @@ class _Level:
         count = self.load.processes or default_processes(self.load)
         if self.load.mode == "closed":
             count = min(count, self.load.concurrency or 1)
-        self.count = max(1, count)
+        self.share = share or Share(0, max(1, count), max(1, count))
+        self.count = self.share.here
         self.cpus = _cores(self.load, self.count)
 
     # Starting
 
-    def start(self) -> None:
-        """Start the processes, wait until their connections are open, and set the clock."""
+    def open(self) -> None:
+        """Start the processes and wait until their connections are open.
+
+        Raises:
+            InputError: a request cannot be sent.
+            ServerError: no connection could be opened.
+        """
         self._write_requests()
         tickets = self._tickets()
         try:
@@ -237,7 +272,10 @@ class _Level:
                     hint="is the server up, and is this its address?",
                 )
         self._leave_for_later()
-        self.started_ns = time.time_ns() + 3_000_000
+
+    def go(self, at_ns: int | None = None) -> None:
+        """Set the clock: the first requests leave at this instant of the wall clock, or at once."""
+        self.started_ns = time.time_ns() + 3_000_000 if at_ns is None else at_ns
         self.offset_ns = time.time_ns() - time.monotonic_ns()
         self.tell(b"go %d\n" % self.started_ns)
         spool.write_zero(self.folder, self.started_ns)
@@ -299,8 +337,9 @@ class _Level:
         if self.load.mode == "open" or self.load.requests is None:
             return None
         path = self.folder / "tickets"
-        count = len(self._plays())
-        path.write_bytes(struct.pack(f"<{count}Q", *range(count)))
+        first, here, total = self.share.first, self.share.here, self.share.total
+        mine = [number for number in range(len(self._plays())) if first <= number % total < first + here]
+        path.write_bytes(struct.pack(f"<{len(mine)}Q", *mine))
         return os.open(path, os.O_RDONLY)
 
     def _spawn(self, number: int, tickets: int | None) -> None:
@@ -322,13 +361,14 @@ class _Level:
         )
 
     def _job(self, number: int, tickets: int | None) -> dict[str, Any]:
-        load, target = self.load, self.target
-        cap = None if load.concurrency is None else len(range(number, load.concurrency, self.count))
+        load, target, total = self.load, self.target, self.share.total
+        among_all = self.share.first + number
+        cap = None if load.concurrency is None else len(range(among_all, load.concurrency, total))
         family, address = _resolve(target)
         return {
             "mode": load.mode,
-            "process": number,
-            "processes": self.count,
+            "process": among_all,
+            "processes": total,
             "family": family,
             "address": address,
             "tls": target.tls,
@@ -343,7 +383,7 @@ class _Level:
             "plays": self._plays() if load.mode == "closed" else [],
             "indices": len(self.requests),
             "tickets": tickets,
-            "schedule": self.schedule[number :: self.count],
+            "schedule": self.schedule[among_all::total],
             "duration_s": load.duration_s if load.mode == "closed" else None,
             "ramp_up_s": load.ramp_up_s,
             "request_timeout_s": load.request_timeout_s,
@@ -353,7 +393,7 @@ class _Level:
 
     def _expected_open(self, cap: int | None) -> int:
         """Connections an open loop starts with: one second of arrivals; it opens more when it needs them."""
-        share = math.ceil(min(self.load.rate or 1, len(self.schedule)) / self.count)
+        share = math.ceil(min(self.load.rate or 1, len(self.schedule)) / self.share.total)
         return max(1, min(share, 512, cap or share))
 
     # Watching

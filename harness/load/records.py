@@ -92,6 +92,7 @@ class ClientFacts:
     clock_step_s: float = 0.0  # how far the wall clock was set during the level: kernel stamps are wall-clock stamps
     cpus: tuple[int, ...] = ()  # cores the measuring processes were bound to; empty: not bound
     reconnects: int = 0
+    hosts: tuple[dict[str, Any], ...] = ()  # where the load came from several machines: each one's share and clock
 
 
 @dataclass(frozen=True, slots=True)
