@@ -1,0 +1,65 @@
+"""The reader knows the end of a stream from whatever pieces it comes in, also once it has spooled what it read before."""
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from load_streams import DONE, ROLE, USAGE, chat, plain
+
+from harness.load.reader import Reader, Slot
+
+ANSWER = plain(ROLE, *(chat(str(number)) for number in range(4)), chat("", "length"), USAGE % 4, DONE)
+HEAD = ANSWER.index(b"\r\n\r\n") + 4
+
+
+class Watched(Reader):
+    """A reader without a server: pieces are handed to it, and what it concludes is noted."""
+
+    def __init__(self) -> None:
+        self.spool, self.kept, self.ends = io.BytesIO(), 0, list[Any]()
+        self.slot = Slot(0)
+        self.slot.state = "waiting"
+
+    def take(self, piece: bytes, *, spool: bool) -> None:
+        self.slot.log.append(((piece, [], 0, None), 0, 0))
+        self._progress(self.slot, piece)
+        if spool:
+            self._spool_slot(self.slot)
+
+    def _finish(self, slot: Slot, *, closes: bool) -> None:
+        self.ends.append("finished")
+
+    def _fail(self, slot: Slot, reason: str, detail: str) -> None:
+        self.ends.append(reason)
+
+    def _lost(self, slot: Slot, error: OSError | None) -> None:
+        self.ends.append("lost")
+
+
+def pieces(cuts: set[int]) -> list[bytes]:
+    """The answer, cut at some places behind its head."""
+    places = [0, *sorted(HEAD + cut for cut in cuts), len(ANSWER)]
+    return [ANSWER[start:end] for start, end in zip(places, places[1:], strict=False) if start < end]
+
+
+@given(st.sets(st.integers(0, len(ANSWER) - HEAD - 1)), st.lists(st.booleans(), min_size=1, max_size=40))
+@example({0, 300, 400, len(ANSWER) - HEAD - 2}, [True])  # llama.cpp writes `0` and the empty line behind it apart
+def test_a_stream_ends_with_its_last_piece_however_it_is_cut_and_spooled(cuts: set[int], spooled: list[bool]) -> None:
+    reader = Watched()
+    *before, last = pieces(cuts)
+    for number, piece in enumerate(before):
+        reader.take(piece, spool=spooled[number % len(spooled)])
+    assert reader.ends == []
+    reader.take(last, spool=False)
+    assert reader.ends == ["finished"]
+
+
+@pytest.mark.parametrize("spool", [True, False])
+def test_a_stream_that_is_cut_off_is_lost_not_malformed(spool: bool) -> None:
+    reader = Watched()
+    for piece in pieces(set(range(0, len(ANSWER) - HEAD, 50)))[:-1]:
+        reader.take(piece, spool=spool)
+    reader.take(b"", spool=False)
+    assert reader.ends == ["lost"]
