@@ -1,6 +1,7 @@
-"""The reader knows the end of a stream from whatever pieces it comes in, also once it has spooled what it read before."""
+"""The reader knows the end of a stream from whatever pieces it comes in, spooled or not."""
 
 import io
+import itertools
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class Watched(Reader):
 def pieces(cuts: set[int]) -> list[bytes]:
     """The answer, cut at some places behind its head."""
     places = [0, *sorted(HEAD + cut for cut in cuts), len(ANSWER)]
-    return [ANSWER[start:end] for start, end in zip(places, places[1:], strict=False) if start < end]
+    return [ANSWER[start:end] for start, end in itertools.pairwise(places) if start < end]
 
 
 @given(st.sets(st.integers(0, len(ANSWER) - HEAD - 1)), st.lists(st.booleans(), min_size=1, max_size=40))
