@@ -2,11 +2,12 @@
 
 import argparse
 import threading
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.talk import Verbs, common
-from harness.errors import HarnessError, InputError, Interrupted
+from harness.cli.talk import Verbs, common, safe
+from harness.errors import HarnessError, InputError, Interrupted, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from harness.cli.experiments import Begun
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
+    from harness.run.executors.slurm.follow import Task
     from harness.run.store import Run
 
 
@@ -84,6 +86,54 @@ def follow_run(arguments: argparse.Namespace) -> int:
     return experiments.conclude(arguments, run, experiments.project_folder(), troubles)
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job of ours that Slurm has not ended; `over` says why nobody needs it, None where somebody does."""
+
+    job_id: str
+    state: str
+    run: str
+    over: str | None
+
+    def __str__(self) -> str:
+        why = f"cancelled, because {self.over}" if self.over else f"goes on: `harness follow {self.run}`"
+        return f"job {self.job_id} ({self.state}) of `{safe(self.run)}`: {why}"
+
+    def to_json(self) -> dict[str, str | None]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def clean_jobs(*, dry_run: bool) -> list[QueuedJob]:
+    """Cancel our jobs whose run is gone or over; returns all of ours, none where there is no Slurm."""
+    import shutil
+
+    from harness.run.executors.slurm import queue
+
+    if not shutil.which("squeue"):
+        return []
+    jobs: dict[str, QueuedJob] = {}
+    try:
+        for seen in queue.mine():
+            over = _over(Path(seen.comment))
+            jobs.setdefault(seen.job_id, QueuedJob(seen.job_id, seen.state, seen.comment, over))
+        if not dry_run:
+            queue.cancel([job.job_id for job in jobs.values() if job.over])
+    except ServerError:  # no controller answers: there is nothing to clean that could be reached
+        return []
+    return list(jobs.values())
+
+
+def _over(folder: Path) -> str | None:
+    """Why a run needs its jobs no more, None where it does."""
+    from harness.run import store
+
+    if not (folder / "plan.json").is_file():
+        return "its run is gone"
+    state = store.Run(folder).state()["state"]
+    return f"its run is {state}" if state in {"done", "failed", "interrupted"} else None
+
+
 def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "Site") -> None:
     """Take over what is measured, and submit the rest; the run says what became of that.
 
@@ -108,7 +158,9 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
             raise
     jobs = [job for job in submit.identified(run) if job.submission == submission.name]
     count = sum(job.pieces for job in jobs)
-    arguments.talk.line(f"submitted {count} {'piece' if count == 1 else 'pieces'} as {', '.join(f'job {job.job_id}' for job in jobs)}")
+    arguments.talk.line(
+        f"submitted {count} {'piece' if count == 1 else 'pieces'} as {', '.join(f'job {job.job_id}' for job in jobs)}"
+    )
 
 
 def _todo(begun: "Begun", plan: "Plan") -> list[str]:
@@ -162,7 +214,7 @@ def _followed(
     return _ended(run, plan, tasks)
 
 
-def _ended(run: "Run", plan: "Plan", tasks: "Sequence[object]") -> tuple[str, ...]:
+def _ended(run: "Run", plan: "Plan", tasks: "Sequence[Task]") -> tuple[str, ...]:
     from harness.run.executors.slurm import follow
 
     error = follow.problems(run, plan, tasks)

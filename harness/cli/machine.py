@@ -19,7 +19,8 @@ def register(verbs: Verbs) -> None:
             "clean",
             help="end what a killed harness left running",
             description="End the servers that a harness left behind when it was killed, and nothing else: a process is "
-            "ours by the mark in its environment or by the roster its reaper kept, and only when its harness is gone.",
+            "ours by the mark in its environment or by the roster its reaper kept, and only when its harness is gone. "
+            "Where there is Slurm, also cancel our jobs whose run is gone or over; those of others are listed.",
         )
     )
     clean.add_argument("-n", "--dry-run", action="store_true", help="only list what would be ended")
@@ -43,6 +44,7 @@ def register(verbs: Verbs) -> None:
 
 def run_clean(arguments: argparse.Namespace) -> int:
     """End leftovers: 0 when nothing is left of them, 5 when something would not end."""
+    from harness.cli.cluster import clean_jobs
     from harness.errors import ServerError
     from harness.run import supervise
 
@@ -53,9 +55,16 @@ def run_clean(arguments: argparse.Namespace) -> int:
         survivors = {seen.pid for seen in supervise.end([seen for one in found for seen in one.identities])}
         left = [str(member) for one in found for member in one.members if member.pid in survivors]
         supervise.leftovers()  # drops the rosters of those that are gone
+    jobs = clean_jobs(dry_run=arguments.dry_run)
+    told = [*([_leftovers_text(found)] if found else []), *(str(job) for job in jobs)]
     talk.data(
-        {"dry_run": arguments.dry_run, "leftovers": [one.to_json() for one in found], "survivors": left},
-        _leftovers_text(found) if found else "nothing was left behind",
+        {
+            "dry_run": arguments.dry_run,
+            "leftovers": [one.to_json() for one in found],
+            "survivors": left,
+            "jobs": [job.to_json() for job in jobs],
+        },
+        "\n".join(told) or "nothing was left behind",
     )
     if left:
         raise ServerError("some leftovers did not end", details=left, hint="a process in state D waits for its driver")

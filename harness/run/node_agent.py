@@ -28,15 +28,18 @@ from harness.files import append_line
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import facts as machine
-from harness.run import needs, supervise
+from harness.run import needs, ranks, supervise
 from harness.run.executors import local
+from harness.run.executors.slurm import queue
 from harness.run.executors.slurm.orders import NOT_SHARED, Report, Submission, SubmittedOrder
 from harness.run.store import Run, now, open_run
 
 _HOLD_S = 60.0  # a twin that Slurm gave up, or the file system's word that it is dead, may take so long
 _PROGRESS_S = 1.0  # between two lines about the same level
 _LOOK_S = 1.0
+_LIMIT_SLACK_S = 65.0  # sbatch(1), --signal: "may be sent up to 60 seconds earlier than specified"
 _COUNT = {"valid", "suspect"}
+_RESUME = "go on with `harness run RECIPE --on slurm --resume`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,6 @@ class Errand:
         """Site facts as they were where the job was submitted."""
         return Site(self.submission.path / "order.json", self.order.variables)
 
-    def path(self, rank: int) -> Path:
-        """Where the agent of a rank reports."""
-        return self.submission.report_path(self.number, self.place.task, rank)
-
     def report(self, state: Literal["running", "done", "failed", "interrupted"], **facts: Any) -> None:
         """Say how it goes."""
         place = self.place
@@ -127,7 +126,7 @@ class Errand:
             at=now(),
             **facts,
         )
-        self.submission.write_report(self.path(place.rank), report)
+        self.submission.write_report(self.submission.report_path(self.number, place.task, place.rank), report)
 
 
 class Progress:
@@ -189,7 +188,7 @@ def _reported(errand: Errand) -> int:
     stop = threading.Event()
     try:
         with _told_to_stop(stop):
-            troubles = _measure(errand, stop) if errand.place.rank == 0 else _serve(errand)
+            troubles = _measure(errand, stop) if errand.place.rank == 0 else _serve(errand, stop)
     except HarnessError as error:
         state: Literal["failed", "interrupted"] = "interrupted" if isinstance(error, Interrupted) else "failed"
         said = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint, "details": error.details}
@@ -240,9 +239,12 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
     )
     troubles: list[str] = []
     for launch in todo:
-        with errand.run.held(launch=launch.name, patience_s=_HOLD_S):
-            if cells := _unfinished(errand.run, launch):
-                troubles += local.carry_out(job, launch, cells)
+        try:
+            with errand.run.held(launch=launch.name, patience_s=_HOLD_S):
+                if cells := _unfinished(errand.run, launch):
+                    troubles += local.carry_out(job, launch, cells)
+        except Interrupted:
+            raise _told_why(errand) from None
         _stop_here(job, errand)
     return troubles
 
@@ -250,12 +252,20 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
 def _stop_here(job: local.Job, errand: Errand) -> None:
     """Raise where the piece may not go on."""
     if job.stop.is_set():
-        raise Interrupted(
-            f"job {errand.place.job} was told to stop on {errand.place.node}; what was measured is kept",
-            hint="go on with `harness run RECIPE --on slurm --resume`",
-        )
+        raise _told_why(errand)
     if time.monotonic() > job.deadline:
         raise MeasurementError(f"the piece took longer than the {errand.plan.run_timeout_s:g} s it may")
+
+
+def _told_why(errand: Errand) -> HarnessError:
+    """The clock, where the job's limit is near; else somebody."""
+    left = queue.time_left(errand.place.job)
+    if left is not None and left <= errand.order.grace_s + _LIMIT_SLACK_S:
+        return MeasurementError(
+            f"job {errand.place.job} reached its time limit; what was measured is kept", hint=_RESUME
+        )
+    told = f"job {errand.place.job} was told to stop on {errand.place.node}; what was measured is kept"
+    return Interrupted(told, hint=_RESUME)
 
 
 def _unfinished(run: Run, launch: PlannedLaunch) -> list[PlannedCell]:
@@ -300,26 +310,50 @@ def _where(errand: Errand, split: Split) -> dict[str, Any]:
     return {"node": node, "facts": machine.collect()}
 
 
-def _serve(errand: Errand) -> list[str]:
+def _serve(errand: Errand, stop: threading.Event) -> list[str]:
     """A rank above 0: its part of each launch that spans so many machines, when rank 0 calls."""
-    from harness.run import ranks
-
     errand.report("running")
-    for name in _called_for(errand):
-        launch = next(launch for launch in errand.plan.launches if launch.name == name)
-        nodes = errand.plan.arms[launch.arm].nodes
-        if errand.place.rank < nodes:
-            ranks.serve(errand.run, errand.plan, name, errand.place.rank, nodes)
-    return []
+    launches = _called_for(errand, stop)
+    over = threading.Event()
+    watch = threading.Thread(target=_watch_head, args=(errand, stop, over), name="head", daemon=True)
+    watch.start()
+    troubles = []
+    try:
+        for launch in (launch for launch in errand.plan.launches if launch.name in launches):
+            nodes = errand.plan.arms[launch.arm].nodes
+            if errand.place.rank >= nodes or stop.is_set():
+                continue
+            code = ranks.serve(
+                errand.run, errand.plan, launch.name, errand.place.rank, nodes, site=errand.site, stop=stop
+            )
+            troubles += [f"rank {errand.place.rank} of `{launch.name}` ended with {code}"] if code else []
+    finally:
+        over.set()
+        watch.join()
+    return troubles
 
 
-def _called_for(errand: Errand) -> tuple[str, ...]:
-    """The launches that rank 0 of this very job is going to carry out, as soon as it says so."""
-    while True:
+def _watch_head(errand: Errand, stop: threading.Event, over: threading.Event) -> None:
+    """Stop what runs here when rank 0 has said its last word: it may have given up before the last launch."""
+    while not over.wait(_LOOK_S):
         head = errand.submission.report(errand.number, errand.place.task)
-        if head is not None and (head.job, head.restarts) == (errand.place.job, errand.place.restarts):
+        if head is not None and _same_start(head, errand.place) and head.state != "running":
+            stop.set()
+            return
+
+
+def _same_start(report: Report, place: Place) -> bool:
+    """Whether a report is of this very start of a job, not of one before Slurm started it again."""
+    return (report.job, report.restarts) == (place.job, place.restarts)
+
+
+def _called_for(errand: Errand, stop: threading.Event) -> tuple[str, ...]:
+    """The launches that rank 0 of this very job is going to carry out, as soon as it says so."""
+    while not stop.wait(_LOOK_S):
+        head = errand.submission.report(errand.number, errand.place.task)
+        if head is not None and _same_start(head, errand.place):
             return head.launches
-        time.sleep(_LOOK_S)
+    return ()
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class Cluster:
         files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={self.root}/munge.{name}" for option, name in files.items()]
         self._spawn("munged", ["munged", "--foreground", "--force", f"--key-file={key}", *options])
-        self._until(lambda: (self.root / "munge.socket").exists(), "munged")
+        self._until((self.root / "munge.socket").exists, "munged")
         self._spawn("slurmctld", ["slurmctld", "-D", "-c"])
         for node in NODES:
             self.start_node(node)
@@ -173,10 +173,9 @@ class Cluster:
 
     def logs(self) -> str:
         """The last lines of every log."""
-        tails = []
-        for path in sorted([*self.root.glob("*.log"), *self.root.glob("*.out")]):
-            tails.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-5:]))
-        return "\n".join(tails) + self.queue()
+        paths = sorted([*self.root.glob("*.log"), *self.root.glob("*.out")])
+        tails = ["\n".join([f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-5:]]) for path in paths]
+        return "\n".join([*tails, self.queue()])
 
 
 def _free_ports(count: int) -> int:

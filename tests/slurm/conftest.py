@@ -114,11 +114,8 @@ class Site:
 
     def servers(self) -> list[int]:
         """Simulated servers, and their children, whose files lie in this place."""
-        found = []
-        for process in psutil.process_iter(["cwd", "name"]):
-            if (process.info["cwd"] or "").startswith(f"{self.root}/runs/"):
-                found.append(process.pid)
-        return found
+        found = psutil.process_iter(["cwd"])
+        return [process.pid for process in found if (process.info["cwd"] or "").startswith(f"{self.root}/runs/")]
 
 
 @dataclass

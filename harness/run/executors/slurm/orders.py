@@ -58,6 +58,7 @@ class SubmittedOrder(Stored):
     token: str
     variables: dict[str, str]  # of the site, for model paths and arguments
     client_cpus: int | None
+    grace_s: float
     batches: tuple[tuple[StoredPiece, ...], ...]
 
 

@@ -4,6 +4,7 @@ Jobs are looked for in three places, each with its own memory: `squeue --states=
 `sacct` all of them where the site keeps accounts, and `sacct -c` those that the job completion plugin noted.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -11,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import InputError, ServerError
+from harness.errors import HarnessError, InputError, ServerError
 
 PREFIX = "harness:"
 _PATIENCE_S = 60.0
 _AT_ONCE = 200  # job ids in one command line
 _FORMAT = "%A|%F|%K|%T|%r|%N|%S|%j|%k"  # the comment last: it is a path, and may hold anything
 _UNREACHABLE = re.compile(r"(?i)unable to contact slurm controller|socket timed out|connection refused|not responding")
+_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # D-HH:MM:SS, as squeue writes it
 _UNKNOWN_JOB = re.compile(r"(?i)invalid job id")
 # Variables that would override what a script says (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
 _OVERRIDING = re.compile(r"(SBATCH|SALLOC|SRUN)_\w+|SLURM_(?!CONF)\w+")
@@ -117,6 +119,17 @@ def remembered(job_id: str, task: int, raw_id: str | None) -> Seen | None:
         raw, state, nodes = line.split("|")[:3]
         if raw == (raw_id or job_id):
             return Seen(job_id, task, raw, state, nodes=nodes)
+    return None
+
+
+def time_left(job_id: str) -> float | None:
+    """Seconds until a job's time limit; None where that cannot be known (in a container there may be no squeue)."""
+    with contextlib.suppress(HarnessError):
+        done = _call(["squeue", "--noheader", f"--jobs={job_id}", "--format=%L"])
+        match = _LEFT.fullmatch(done.stdout.strip()) if done.returncode == 0 else None
+        if match:
+            days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+            return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
     return None
 
 

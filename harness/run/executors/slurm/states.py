@@ -30,8 +30,8 @@ _HOPELESS = {
     "AccountNotAllowed", "AssocGrpBillingMinutes", "AssocGrpCPUMinutesLimit", "AssocMaxWallDurationPerJobLimit",
     "BadConstraints", "BurstBufferStageInFailed", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS",
     "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "NodeDown", "PartitionConfig", "PartitionDown",
-    "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "QOSNotAllowed", "QOSUsageThreshold",
-    "ReservationDeleted",
+    "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "QOSNotAllowed",
+    "QOSUsageThreshold", "ReservationDeleted",
 }  # fmt: skip
 
 

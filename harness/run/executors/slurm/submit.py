@@ -83,7 +83,7 @@ def submit(run: Run, plan: Plan, todo: Sequence[str], site: Site) -> Submission:
         )
     number = 1 + len({job.submission for job in orders.jobs(run)})
     prepared = prepare(plan, todo, site, run.path, f"{number:02d}")
-    facts = {"variables": dict(site.variables), "client_cpus": site.slurm.client_cpus}
+    facts = {"variables": dict(site.variables), "client_cpus": site.slurm.client_cpus, "grace_s": site.slurm.grace_s}
     submission = orders.begin(run, f"{number:02d}", prepared.batches, prepared.token, facts)
     for order, script in zip(prepared.orders, prepared.scripts, strict=True):
         _submit_one(run, submission, order, script)
