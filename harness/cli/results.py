@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.talk import Verbs, common, safe
-from harness.errors import AnswerIsNo, InputError
+from harness.errors import AnswerIsNo, InputError, MeasurementError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +26,14 @@ def register(verbs: Verbs) -> None:
     )
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="one run with several arms, or base and new")
     compare.add_argument("--base", help="the arm that others are compared against (default: the recipe's)")
+    compare.add_argument(
+        "--arms",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="A:B",
+        help="compare arm A of the first run with arm B of the others; repeatable (default: all that share a name)",
+    )
     compare.add_argument("--margin", type=_share, help="a ratio this near 1 is no difference (default: 0.02)")
     compare.add_argument(
         "--treatment",
@@ -45,6 +53,14 @@ def _share(text: str) -> float:
     return value
 
 
+def _pair(text: str) -> tuple[str, str]:
+    """Two names of arms with a colon between; one name stands for both."""
+    one, colon, other = text.partition(":")
+    if not one or (colon and not other):
+        raise argparse.ArgumentTypeError(f"`{text}` is not of the form `ARM` or `ARM:ARM`")
+    return one, other or one
+
+
 def show_runs(arguments: argparse.Namespace) -> int:
     """`harness show`."""
     from rich.console import Group
@@ -59,19 +75,49 @@ def show_runs(arguments: argparse.Namespace) -> int:
 
 
 def compare_runs(arguments: argparse.Namespace) -> int:
-    """`harness compare`. Exit 1 when a treatment is worse at a level."""
+    """`harness compare`. Exit 1 when a treatment is worse at a level, else 6 when a level could not be compared."""
     from rich.console import Group
 
     from harness.recipe import references
     from harness.run import answer, store
 
-    if all(references.is_reference(path) for path in arguments.runs):
+    published = [references.is_reference(path) for path in arguments.runs]
+    if all(published):
         return _compare_published(arguments)
+    if any(published):
+        return _compare_with_published(arguments, published)
     runs = [store.open_run(path) for path in arguments.runs]
-    found = answer.across(runs, base=arguments.base, margin=arguments.margin, treatment=arguments.treatment)
+    asked = answer.Asked(arguments.base, arguments.margin, arguments.treatment, arguments.arms)
+    found = answer.across(runs, asked)
     arguments.talk.data(found.model_dump(mode="json"), Group(*answer_view(found)))
-    worse = [row.key for comparison in found.comparisons for row in comparison.rows if row.verdict == "worse"]
-    return AnswerIsNo.exit_code if worse else 0
+    return _code(found.comparisons)
+
+
+def _code(comparisons: "Sequence[Comparison]") -> int:
+    """1 for a treatment that is worse anywhere, 6 where a level was not comparable, 0 else."""
+    verdicts = {row.verdict for comparison in comparisons for row in comparison.rows}
+    if "worse" in verdicts:
+        return AnswerIsNo.exit_code
+    return MeasurementError.exit_code if "not comparable" in verdicts else 0
+
+
+def _compare_with_published(arguments: argparse.Namespace, published: "Sequence[bool]") -> int:
+    """Runs against published tables, either way round: by whole-run throughput, which is all that a table tells."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from harness.recipe import references
+    from harness.run import answer, store
+
+    sides = [
+        references.load(path) if is_table else store.open_run(path)
+        for path, is_table in zip(arguments.runs, published, strict=True)
+    ]
+    asked = answer.Asked(arguments.base, arguments.margin, arguments.treatment, arguments.arms)
+    comparisons, notes = answer.with_published(sides, asked)
+    data = {"comparisons": [comparison.model_dump(mode="json") for comparison in comparisons], "notes": notes}
+    arguments.talk.data(data, Group(*comparisons_view(comparisons), *(Text(safe(note)) for note in notes)))
+    return _code(comparisons)
 
 
 def _compare_published(arguments: argparse.Namespace) -> int:
@@ -89,8 +135,7 @@ def _compare_published(arguments: argparse.Namespace) -> int:
     }
     findings = [Text(check.message) for check in found.serial]
     arguments.talk.data(data, Group(*comparisons_view(found.comparisons), *findings))
-    worse = any(row.verdict == "worse" for comparison in found.comparisons for row in comparison.rows)
-    return AnswerIsNo.exit_code if worse else 0
+    return _code(found.comparisons)
 
 
 def run_data(run: "Run") -> dict[str, Any]:
@@ -129,7 +174,8 @@ def run_view(run: "Run") -> "RenderableType":
         label = " (simulated)" if any(result.simulated for result in results) else ""
         missing = [cell.level.name for cell in launch.cells if run.level(launch.name, cell.level.name) is None]
         if results:
-            parts.append(Text("\n".join(["", f"{launch.name}{label}", *(seeds_row(result) for result in results)])))
+            rows = "\n".join(["", f"{launch.name}{label}", *(seeds_row(result) for result in results)])
+            parts.append(Text(rows, no_wrap=True, overflow="ignore"))
             parts.append(levels_table(results, ""))
         if missing:
             named = [f"{level}{_how_far(begun.get((launch.name, level)))}" for level in missing]
@@ -151,7 +197,7 @@ def answer_view(found: "Answer") -> "list[RenderableType]":
     from harness.publish.tables import beyond_notes
 
     beyond = beyond_notes(found.factorial, [promise.sentence for promise in found.promises])
-    return [*comparisons_view(found.comparisons), *(Text(line) for line in beyond)]
+    return [*comparisons_view(found.comparisons), *(Text(safe(line)) for line in (*beyond, *found.notes))]
 
 
 def _unfinished(run: "Run") -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Talk:
         elif isinstance(shown, str):
             sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
         else:
-            self.console().print(shown)
+            self.console().print(shown, crop=False)  # a line that may not be folded runs on
 
     def line(self, text: str) -> None:
         """One line of talk."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # levels are shown without knowing what a comparison is, whic
     from harness.stats.factorial import Factorial
 
 _ABSENT = "-"
+_LONG_NAME = 20
 
 
 def seeds_row(result: LevelResult) -> str:
@@ -77,10 +78,10 @@ def level_row(result: LevelResult) -> tuple[str, ...]:
 
 def levels_table(results: Iterable[LevelResult], title: str) -> Table:
     """The levels of one launch."""
-    return _table(title, *_levels(list(results)))
+    return _table(title, *levels(list(results)))
 
 
-def _levels(results: Sequence[LevelResult]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+def levels(results: Sequence[LevelResult]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Header and rows of levels; goodput has a column where any of them has objectives."""
     if all(result.throughput.goodput_requests_s is None for result in results):
         return level_header(), [level_row(result) for result in results]
@@ -89,11 +90,11 @@ def _levels(results: Sequence[LevelResult]) -> tuple[Sequence[str], Sequence[Seq
 
 
 def comparison_header(comparison: Comparison) -> tuple[str, ...]:
-    """The columns of `comparison_row`."""
+    """The columns of `comparison_row`; arms by their part in it where their names would take the room of figures."""
     return (
         "level",
-        f"{comparison.base} tok/s",
-        f"{comparison.treatment} tok/s",
+        f"{_short(comparison.base, 'base')} tok/s",
+        f"{_short(comparison.treatment, 'treatment')} tok/s",
         "ratio",
         f"{comparison.confidence:.0%} interval",
         "TPOT ratio",
@@ -102,16 +103,20 @@ def comparison_header(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
+def _short(name: str, part: str) -> str:
+    return name if len(name) <= _LONG_NAME else part
+
+
 def comparison_row(row: Row) -> tuple[str, ...]:
-    """One level of a comparison."""
+    """One level of a comparison; where it is not comparable, both figures and no ratio, which would be a claim."""
     estimate = row.estimate
-    tpot = row.secondary.get("tpot_s")
+    claim, tpot = (None, None) if row.verdict == "not comparable" else (estimate, row.secondary.get("tpot_s"))
     return (
         row.key if row.concurrency is None or not row.key.startswith("c") else f"C={row.concurrency}",
         _fixed(estimate.base, 1) if estimate else _ABSENT,
         _fixed(estimate.treatment, 1) if estimate else _ABSENT,
-        _fixed(estimate.ratio, 3) if estimate else _ABSENT,
-        _interval(estimate),
+        _fixed(claim.ratio, 3) if claim else _ABSENT,
+        _interval(claim),
         _fixed(tpot.ratio, 3) if tpot else _ABSENT,
         str(estimate.launches) if estimate else _ABSENT,
         _verdict(row),
@@ -138,7 +143,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def levels_markdown(results: Iterable[LevelResult]) -> str:
     """Levels as a Markdown table."""
-    return "\n".join(markdown_table(*_levels(list(results))))
+    return "\n".join(markdown_table(*levels(list(results))))
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -159,7 +164,8 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         lines.append(comparison.policy.sentence)
     lines += [f"suspect: {reason.message}" for reason in comparison.suspect]
     lines += [f"warning: {reason.message}" for reason in comparison.fairness.warnings]
-    lines += [f"{', '.join(keys)}: {text}" for text, keys in _by_text(comparison.rows).items()]
+    said = _by_text(comparison.rows).items()
+    lines += [f"{', '.join(keys)}: {text}" for text, keys in said if text not in comparison.summary]
     lines += [f"{row.key}: {row.speculation.sentence}" for row in comparison.rows if row.speculation]
     lines += comparison.notes
     if comparison.equivalence:
@@ -185,12 +191,26 @@ def _by_text(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table  # noqa: PLC0415 - only where a table is shown
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table, listed = Table(title=title, title_justify="left", header_style="bold"), list(rows)
     for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 or index == len(header) - 1 else "right")
-    for row in rows:
+        last = index == len(header) - 1
+        # Where space is short a heading and the last column's words may take two lines; a number never may.
+        heading = name if last else _stacked(name, max((len(row[index]) for row in listed), default=0))
+        table.add_column(heading, justify="left" if index == 0 or last else "right", no_wrap=not last)
+    for row in listed:
         table.add_row(*row)
     return table
+
+
+def _stacked(heading: str, cell: int) -> str:
+    """A heading in lines that are hardly wider than its column's widest cell."""
+    lines: list[str] = []
+    for word in heading.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= max(cell, 8):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _level_label(result: LevelResult) -> str:

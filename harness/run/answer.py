@@ -6,7 +6,7 @@ Reads the run folder, turns it into the values that `stats` compares, and stores
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.errors import InputError
 from harness.files import write_json
@@ -14,6 +14,7 @@ from harness.load.records import RequestRecord
 from harness.recipe import plan as planning
 from harness.recipe.expand import corners_of
 from harness.recipe.plan import Plan, PlannedArm
+from harness.recipe.references import Reference
 from harness.run import noise
 from harness.run.facts import comparable
 from harness.run.store import Run, read_stored
@@ -52,6 +53,7 @@ class Answer(Stored):
     run_id: str
     question: str
     comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...] = ()  # what was compared with what, and what was left out
     factorial: tuple[Factorial, ...] = ()
     promises: tuple[Promise, ...] = ()
 
@@ -69,40 +71,129 @@ def answer(run: Run) -> Answer | None:
     return across([run])
 
 
-def across(
-    runs: Sequence[Run], *, base: str | None = None, margin: float | None = None, treatment: Sequence[str] = ()
-) -> Answer:
-    """Compare within one run, or the arms of later runs against an arm of the first.
+class Asked(NamedTuple):
+    """How arms are to be compared, where it is not as the first run's recipe says.
 
-    Args:
-        runs: stored runs. One: its arms against its base. Several: the base arm of the first against the arms of the
-            others; where both have an arm of that name, against it.
+    Attributes:
         base: the base arm's name; default: the recipe's, else the first arm.
         margin: the equivalence margin; default: the recipe's, else 2 %.
-        treatment: patterns of what may differ; default: what the first run's recipe declares.
+        treatment: patterns of what may differ; default: what the recipe declares.
+        pairs: arms by name, each of the first run with one of the others; of the one run where there is no other.
+    """
+
+    base: str | None = None
+    margin: float | None = None
+    treatment: Sequence[str] = ()
+    pairs: Sequence[tuple[str, str]] = ()
+
+
+def across(runs: Sequence[Run], asked: Asked | None = None) -> Answer:
+    """Compare within one run, or the arms of later runs against those of the first.
+
+    Args:
+        runs: stored runs. One: its arms against its base. Several: every arm that the first shares with another,
+            each against its namesake; where they share none, the first's base against every arm of the others.
+        asked: what to do otherwise.
 
     Raises:
         InputError: there is nothing to compare, or no such arm.
     """
-    first = runs[0]
-    plan = first.plan()
+    asked = asked or Asked()
+    first, plan = runs[0], runs[0].plan()
     found = arms(first)
-    name = base or (plan.compare or {}).get("base") or next(iter(found))
-    if name not in found:
-        raise InputError(f"run `{first.run_id}` has no arm `{name}`", hint=suggest(name, found))
     how = {"treatment": permitted(plan), "accept": (), "margin": 0.02, **(plan.compare or {})}
     # Launches of one run that share a block ran next to each other; those of separate runs did not.
-    how |= {"margin": margin or how["margin"], "treatment": treatment or how["treatment"], "paired": len(runs) == 1}
-    if len(runs) == 1:
-        others = [arm for arm in found.values() if arm.name != name]
-        return _answered(first, plan, found[name], others, how)
-    others = [
-        replace(arm, name=f"{arm.name} ({run.run_id})")
-        for run in runs[1:]
-        for arm in arms(run).values()
-        if arm.name == name or name not in run.plan().arms
-    ]
-    return _answered(first, plan, found[name], others, how)
+    how |= {"margin": asked.margin or how["margin"], "treatment": asked.treatment or how["treatment"]}
+    if len(runs) == 1 and not asked.pairs:
+        base = _named(first, found, asked.base or base_of(first))
+        return _answered(first, plan, base, [arm for arm in found.values() if arm.name != base.name], how)
+    comparisons, notes = [], []
+    for other in runs[1:] or runs:
+        theirs = found if other is first else arms(other)
+        chosen = pairs_of(first, list(found), other, list(theirs), asked)
+        notes.append(_told(first, list(found), other, list(theirs), chosen))
+        for mine, its in chosen:
+            base, treatment = _named(first, found, mine), _named(other, theirs, its)
+            if other is not first:
+                treatment = replace(treatment, name=f"{its} ({other.run_id})")
+            settings = _settings({**how, "paired": other is first}, noise.known(first, plan.arms[mine]))
+            comparisons.append(compare(base, treatment, settings))
+    return Answer(run_id=first.run_id, question=plan.question, comparisons=tuple(comparisons), notes=tuple(notes))
+
+
+def with_published(sides: Sequence[Reference | Run], asked: Asked) -> tuple[list[Comparison], list[str]]:
+    """Runs and published tables against the first of them, by whole-run throughput: a table tells no other.
+
+    Args:
+        sides: both kinds, in the order asked for.
+        asked: a run's base arm, and which arms of later runs; default: the namesake of the table's arm, else every one.
+
+    Returns:
+        The comparisons, and what is to be said about them.
+
+    Raises:
+        InputError: a run has no such arm.
+    """
+    first, *others = sides
+    base = _sides(first, asked, None)[0]
+    wanted = first.arm if isinstance(first, Reference) else None
+    permission = Permission(tuple(asked.treatment))
+    margin = asked.margin or Settings().margin
+    settings = Settings(metric="output_tok_s_whole", margin=margin, paired=False, permission=permission)
+    comparisons = [compare(base, arm, settings) for other in others for arm in _sides(other, asked, wanted)]
+    notes = ["whole-run throughput is compared, from first send to last byte, which is what published tables tell"]
+    for table in sides:
+        if isinstance(table, Reference):
+            told = f"`{table.reference}` was measured on {table.hardware} with {table.model}"
+            notes.append(f"{told}; whether a run had the same is not checked")
+    return comparisons, notes
+
+
+def _sides(side: Reference | Run, asked: Asked, wanted: str | None) -> list[Arm]:
+    """The arms that one side brings: a table its own, the first run its base, another run those wanted."""
+    if isinstance(side, Reference):
+        return [side.as_arm(side.reference)]
+    found = arms(side)
+    if asked.pairs:
+        names = [its for _, its in asked.pairs]
+    elif asked.base or wanted is None:
+        names = [asked.base or base_of(side)]
+    else:
+        names = [wanted] if wanted in found else list(found)
+    return [replace(_named(side, found, name), name=f"{name} ({side.run_id})") for name in names]
+
+
+def base_of(run: Run) -> str:
+    """The name of a run's base arm: its recipe's, else the first."""
+    plan = run.plan()
+    return str((plan.compare or {}).get("base") or next(iter(plan.arms)))
+
+
+def pairs_of(first: Run, mine: Sequence[str], other: Run, theirs: Sequence[str], asked: Asked) -> list[tuple[str, str]]:
+    """Which arm of the first run is compared with which of another."""
+    if asked.pairs:
+        return list(asked.pairs)
+    base = asked.base or base_of(first)
+    if asked.base is not None:
+        return [(base, base)] if base in theirs else [(base, name) for name in theirs]
+    shared = [(name, name) for name in mine if name in theirs]
+    return shared or [(base, name) for name in theirs]
+
+
+def _named(run: Run, found: Mapping[str, Arm], name: str) -> Arm:
+    if name not in found:
+        raise InputError(f"run `{run.run_id}` has no arm `{name}`", hint=suggest(name, found))
+    return found[name]
+
+
+def _told(first: Run, mine: Sequence[str], other: Run, theirs: Sequence[str], chosen: Sequence[tuple[str, str]]) -> str:
+    """What is compared with what, and which arms are not."""
+    said = ", ".join(f"`{one}`" if one == its else f"`{one}` with `{its}`" for one, its in chosen)
+    where = f"{first.run_id} against {other.run_id}" if other is not first else f"within {first.run_id}"
+    used = {(first.run_id, one) for one, _ in chosen} | {(other.run_id, its) for _, its in chosen}
+    there = dict.fromkeys([*((first.run_id, name) for name in mine), *((other.run_id, name) for name in theirs)])
+    left = [f"`{name}` of {run_id}" for run_id, name in there if (run_id, name) not in used]
+    return f"compared: {said}, {where}" + (f"; left out: {', '.join(left)}" if left else "")
 
 
 def refining(run: Run, plan: Plan) -> Callable[[Plan], Step]:

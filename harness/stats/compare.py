@@ -64,7 +64,8 @@ def compare(base: Arm, treatment: Arm, settings: Settings | None = None) -> Comp
             *(outputs.suspect if outputs else ()),
             *(Reason(code="serial-disagrees", message=found.message) for found in serial if found.agree is False),
         ),
-        saturation=saturation(base, treatment, how.confidence),
+        # A ratio of plateaus is a claim as well.
+        saturation=None if how.blockers or fairness.blockers else saturation(base, treatment, how.confidence),
         equivalence=outputs,
         serial=serial,
     )

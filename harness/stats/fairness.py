@@ -115,7 +115,7 @@ def check(base: Arm, treatment: Arm, permission: Permission) -> Fairness:
         ("plan", base.plan, treatment.plan),
         ("effective", _settled(base, "effective"), _settled(treatment, "effective")),
         ("fact", _settled(base, "facts"), _settled(treatment, "facts")),
-        ("level", _levels(base), _levels(treatment)),
+        ("level", _levels(base, treatment), _levels(treatment, base)),
     ]
     checked = [(kind, one, other) for kind, one, other in known if one and other]
     differences = tuple(
@@ -220,14 +220,15 @@ def _unsettled(base: Arm, treatment: Arm) -> Iterator[Reason]:
                     yield Reason(code="launches-differ", message=message)
 
 
-def _levels(arm: Arm) -> dict[str, Any]:
-    """How much each level asked for; arms that share a level must ask the same."""
+def _levels(arm: Arm, other: Arm) -> dict[str, Any]:
+    """How much each level asked for that both arms have; a level of one arm alone is its own row's business."""
+    shared = set(arm.level_keys()) & set(other.level_keys())
     asked = {
         f"levels.{cell.key}.{name}": cell.level[name]
         for launch in arm.launches
         for cell in launch.cells
         for name in ("requests", "duration_s")
-        if cell.level.get(name) is not None
+        if cell.key in shared and cell.level.get(name) is not None
     }
     return {} if arm.published else asked
 

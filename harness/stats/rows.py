@@ -140,7 +140,7 @@ def row_of(
         more_launches=_more(contrast, how) if verdict == "unresolved" else None,
         reasons=reasons,
         acceptance=lengths,
-        speculation=_explained(sides, secondary.get("tpot_s"), lengths),
+        speculation=None if blockers else _explained(sides, secondary.get("tpot_s"), lengths),
     )
 
 

@@ -179,3 +179,18 @@ def test_nested_plans_are_flattened_by_dotted_names():
         "server.args.x": [1, 2],
         "env": "e",
     }
+
+
+def test_a_level_of_one_arm_alone_is_no_difference_between_the_arms():
+    """A sweep that stopped early has fewer levels; those that both have must ask the same."""
+    one = Arm("a", (Launch("1", 0, (Cell("c1", closed(1, 8), {}), Cell("c2", closed(2, 8), {}))),))
+    other = Arm("b", (Launch("2", 0, (Cell("c1", closed(1, 8), {}),)),))
+    assert check(one, other, Permission()).blockers == ()
+    more = Arm("b", (Launch("2", 0, (Cell("c1", closed(1, 9), {}),)),))
+    assert [reason.message for reason in check(one, more, Permission()).blockers] == [
+        "levels.c1.requests differs (8 / 9)"
+    ]
+
+
+def closed(concurrency, requests):
+    return {"mode": "closed", "concurrency": concurrency, "requests": requests}
