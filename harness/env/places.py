@@ -4,7 +4,9 @@ The project is the nearest folder upwards that holds `envspecs/` (or `$HARNESS_P
 (built environments, downloaded wheels, caches) lives in `$HARNESS_HOME`, by default `.harness/` in the project.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import InputError
@@ -33,6 +35,25 @@ def project_root() -> Path:
         f"no project here: neither `{here}` nor a folder above it holds `envspecs`",
         hint="run from inside the project, or set `$HARNESS_PROJECT` to its top folder",
     )
+
+
+@contextlib.contextmanager
+def standing_in(root: Path) -> Iterator[None]:
+    """Another folder as the project, for as long as the context lasts; state that can be made again stays shared.
+
+    By `$HARNESS_PROJECT` and `$HARNESS_HOME`, so that processes started meanwhile stand there too.
+    """
+    meant = {"HARNESS_HOME": str(home()), "HARNESS_PROJECT": str(root)}
+    before = {name: os.environ.get(name) for name in meant}
+    os.environ.update(meant)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def home() -> Path:

@@ -13,6 +13,7 @@ from harness.publish.docs import Block, Content
 from harness.recipe.plan import Plan
 from harness.run.answer import Answer
 from harness.run.store import Run
+from harness.run.verify import has_requests
 
 LOGBOOK = "LOGBOOK.md"
 
@@ -45,6 +46,8 @@ def publish(run: Run, plan: Plan, answer: Answer | None, root: Path) -> Iterator
                 changed = docs.publish(path, target["block"], _content(result, path, target["block"]))
                 yield f"{target['doc']}: block {target['block']} {'updated' if changed else 'is up to date'}"
             elif target["kind"] == "record":
+                if not has_requests(run):  # it is a record itself
+                    continue
                 yield f"{records.keep(run, root / records.FOLDER).relative_to(root)}: record written"
             else:
                 added = logbook.append(root / LOGBOOK, entry(run, plan, answer))
