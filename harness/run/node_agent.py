@@ -37,6 +37,7 @@ from harness.run.store import Run, now, open_run
 _HOLD_S = 60.0  # a twin that Slurm gave up, or the file system's word that it is dead, may take so long
 _PROGRESS_S = 1.0  # between two lines about the same level
 _LOOK_S = 1.0
+_SIGNALS_S = 1.0  # how much later than others we may get a signal that is sent to all
 _LIMIT_SLACK_S = 65.0  # sbatch(1), --signal: "may be sent up to 60 seconds earlier than specified"
 _COUNT = {"valid", "suspect"}
 _RESUME = "go on with `harness run RECIPE --on slurm --resume`"
@@ -163,7 +164,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "hint: put runs on a file system that all machines share: `--out DIR`\n"
         )
         return NOT_SHARED
-    return _reported(_errand(arguments, place))
+    try:
+        errand = _errand(arguments, place)
+    except HarnessError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return _reported(errand)
 
 
 def _shared(path: Path, token: str) -> bool:
@@ -243,8 +249,11 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
             with errand.run.held(launch=launch.name, patience_s=_HOLD_S):
                 if cells := _unfinished(errand.run, launch):
                     troubles += local.carry_out(job, launch, cells)
-        except Interrupted:
-            raise _told_why(errand) from None
+        except HarnessError as error:
+            # Slurm signals every process of a step, so what fails first may be the load client, or the server.
+            if isinstance(error, Interrupted) or stop.wait(_SIGNALS_S):
+                raise _told_why(errand) from error
+            raise
         _stop_here(job, errand)
     return troubles
 

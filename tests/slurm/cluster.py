@@ -23,7 +23,7 @@ ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={root}/munge.socket
+AuthInfo=socket={root}/munge.socket,cred_expire=5
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool.%n
 SlurmctldPidFile={root}/slurmctld.pid
@@ -93,10 +93,14 @@ class Cluster:
         options = [f"--{option}={self.root}/munge.{name}" for option, name in files.items()]
         self._spawn("munged", ["munged", "--foreground", "--force", f"--key-file={key}", *options])
         self._until((self.root / "munge.socket").exists, "munged")
-        self._spawn("slurmctld", ["slurmctld", "-D", "-c"])
+        self.start_controller()
         for node in NODES:
             self.start_node(node)
         self._until(lambda: self.idle() == len(NODES), "four idle nodes")
+
+    def start_controller(self) -> None:
+        """Start slurmctld, with the state it left when there is one."""
+        self._spawn("slurmctld", ["slurmctld", "-D"])
 
     def start_node(self, node: str, *, wrap: tuple[str, ...] = ()) -> None:
         """Start one slurmd; `wrap` is put before its command."""

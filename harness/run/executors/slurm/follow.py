@@ -271,9 +271,11 @@ def _silent(task: Task, state: str) -> HarnessError:
     if task.cancelled or state.startswith("CANCELLED"):
         return Interrupted(f"job {task.name} was cancelled before it began", hint=_RESUME)
     nodes = task.seen.nodes if task.seen else ""
+    ended = f"job {task.name} ended as {state}{f' on {nodes}' if nodes else ''}"
+    if said := _tail(task.log):
+        return ServerError(f"{ended} before its agent could say why", details=said, hint=_RESUME)
     return InputError(
-        f"job {task.name} ended as {state}{f' on {nodes}' if nodes else ''}, and left nothing in the run folder",
-        details=_tail(task.log),
+        f"{ended}, and left nothing in the run folder",
         hint=f"is `{task.submission.run.path}` on a file system that all machines share? `--out DIR` puts it elsewhere",
     )
 
