@@ -7,6 +7,7 @@ from harness.publish.report.shown import Shown, verdict_counts
 from harness.publish.tables import beyond_notes
 from harness.stats.comparison import Comparison
 from harness.stats.fairness import Difference
+from harness.stats.level import Reason
 
 Weight = Literal["good", "caution", "bad", "plain"]
 _ALIKE = 3  # messages of one kind that are shown before they are only counted
@@ -21,6 +22,8 @@ class Finding(NamedTuple):
 
 def headline(comparison: Comparison) -> str:
     """The answer of one comparison, as a sentence; its decision stands beside it."""
+    if comparison.fairness.blockers and all(row.verdict == "not comparable" for row in comparison.rows):
+        return _sentence(f"not comparable: {_first(comparison.fairness.blockers)}")
     policy = comparison.policy
     text = policy.sentence.removeprefix(f"{policy.decision}: ") if policy else comparison.summary
     return _sentence(text)
@@ -49,6 +52,12 @@ def next_steps(one: Shown, comparisons: Sequence[Comparison]) -> list[Finding]:
     steps = [*_unfinished(one), *_unsettled(comparisons), *_remedies(one)]
     found = [Finding("plain", text) for text in dict.fromkeys(steps)]
     return found or [Finding("good", "Nothing is left to do.")]
+
+
+def _first(reasons: Sequence[Reason]) -> str:
+    rest = len(reasons) - _ALIKE
+    shown = "; ".join(reason.message for reason in reasons[:_ALIKE])
+    return f"{shown}; and {rest} more things" if rest > 0 else shown
 
 
 def _sentence(text: str) -> str:
@@ -116,7 +125,7 @@ def _reasons(one: Shown) -> Iterator[Finding]:
 
 def _shortened(texts: Sequence[str]) -> list[str]:
     rest = len(texts) - _ALIKE
-    return [*texts[:_ALIKE], *([f"… and {rest} more like it: see the tables below"] if rest > 0 else [])]
+    return [*texts[:_ALIKE], *([f"… and {rest} more like it"] if rest > 0 else [])]
 
 
 def _servers(one: Shown) -> Iterator[Finding]:
@@ -132,7 +141,8 @@ def _servers(one: Shown) -> Iterator[Finding]:
 def _fair(comparison: Comparison) -> Iterator[Finding]:
     fair = comparison.fairness
     if fair.blockers:
-        yield from (Finding("bad", _sentence(reason.message)) for reason in fair.blockers)
+        blockers = _shortened([_sentence(reason.message) for reason in fair.blockers])
+        yield from (Finding("bad", text) for text in blockers)
     elif fair.checked:
         names = ", ".join({"plan": "plan", "effective": "what the servers say of themselves", "fact": "machine facts",
                            "level": "how levels were offered"}[kind] for kind in fair.checked)  # fmt: skip

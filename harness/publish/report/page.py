@@ -223,7 +223,7 @@ def _answered(comparison: Comparison) -> Answered:
             rows,
             [row.verdict.replace(" ", "-") for row in comparison.rows],
         ),
-        notes=[note for note in tables.comparison_notes(comparison) if note not in sentence],
+        notes=[note for note in tables.comparison_notes(comparison) if note.casefold() not in sentence.casefold()],
     )
 
 

@@ -52,7 +52,7 @@ def distribution(
         {
             "data": {"name": "rows"},
             "transform": [{"filter": "isValid(datum.median)"}],
-            "mark": {"type": "tick", "thickness": 2, "width": {"band": 0.7}, "color": palette.ink},
+            "mark": {"type": "point", "shape": "stroke", "size": 220, "strokeWidth": 2.5, "color": palette.ink},
             "encoding": {"x": x, "y": {**y, "field": "median"}, **offset, **said},
         },
     ]
@@ -87,7 +87,8 @@ def timeline(sample: Sample, palette: Palette) -> Chart:
     }
     window = [] if found.window is None else [{"from": found.window[0], "to": found.window[1]}]
     lines = [{"at": digits(line.at_s), "kind": line.kind, "text": line.text} for line in found.lines]
-    spec = drawing(palette, _timeline_layers(x, lane, palette), "Requests of one level over time")
+    layers = [_window_layer(x, palette), *_request_layers(x, lane, palette), *_log_layers(x, palette)]
+    spec = drawing(palette, layers, "Requests of one level over time")
     spec["height"] = row_height * max(1, len(lanes)) + 8
     return Chart(
         spec,
@@ -150,49 +151,54 @@ def _bar_row(bar: Mapping[str, Any], lane: int) -> dict[str, Any]:
     }
 
 
-def _timeline_layers(x: Spec, lane: Spec, palette: Palette) -> Rows:
-    colours = [palette.pale, palette.series[0], palette.muted, palette.bad]
-    scale = {"domain": list(_STATES), "range": colours}
-    colour = {"type": "nominal", "scale": scale, "legend": {"title": None, "orient": "top", "columns": 2}}
+def _window_layer(x: Spec, palette: Palette) -> Spec:
+    return {
+        "data": {"name": "window"},
+        "mark": {"type": "rect", "color": palette.band},
+        "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}},
+    }
+
+
+def _request_layers(x: Spec, lane: Spec, palette: Palette) -> Rows:
+    """Each request in two parts: until its first token, and from there on."""
+    shades = [palette.pale, palette.series[0], palette.muted, palette.bad]
+    colour = {
+        "field": "part",
+        "type": "nominal",
+        "scale": {"domain": list(_STATES), "range": shades},
+        "legend": {"title": None, "orient": "top", "columns": 2},
+    }
     said = tips(sent="sent (s)", first="first token (s)", end="end (s)", tokens="tokens", state="state", note="why")
-    bar = {"type": "bar", "height": {"band": 1}}
-
-    def part(start: str, end: str, waits: str) -> Spec:
-        return {
+    layers: Rows = []
+    for start, end, going_on in (("sent", "first", _STATES[0]), ("first", "end", _STATES[1])):
+        place = {"x": {**x, "field": start}, "x2": {"field": end}, "y": lane}
+        layer: Spec = {
             "data": {"name": "bars"},
-            "transform": [{"calculate": f"datum.state === 'ok' ? '{waits}' : datum.state", "as": "part"}],
-            "mark": bar,
-            "encoding": {"x": {**x, "field": start}, "x2": {"field": end}, "y": lane,
-                         "color": {**colour, "field": "part"}, **said},
-        }  # fmt: skip
-
-    loud = "datum.kind === 'warning' || datum.kind === 'error'"
-    mark: Spec = {"type": "point", "shape": "triangle-down", "filled": True, "size": 40, "opacity": 1}
-    written: Spec = {"x": {**x, "field": "at"}, "y": {"value": 0}, **tips(at="second", kind="written by", text="line")}
-    bands: Rows = [
-        {
-            "data": {"name": "window"},
-            "mark": {"type": "rect", "color": palette.band},
-            "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}},
-        },
-        part("sent", "first", _STATES[0]),
-        part("first", "end", _STATES[1]),
-        {
-            "data": {"name": "lines"},
-            "transform": [{"filter": loud}],
-            "mark": {"type": "rule", "strokeWidth": 1, "strokeDash": [3, 3], "color": palette.bad},
-            "encoding": {"x": {**x, "field": "at"}},
-        },
-    ]
-    return bands + [
-        {
-            "data": {"name": "lines"},
-            "transform": [{"filter": test}],
-            "mark": {**mark, "color": colour},
-            "encoding": written,
+            "transform": [{"calculate": f"datum.state === 'ok' ? '{going_on}' : datum.state", "as": "part"}],
+            "mark": {"type": "bar", "height": {"band": 1}},
+            "encoding": {**place, "color": colour, **said},
         }
-        for test, colour in ((f"!({loud})", palette.muted), (loud, palette.bad))
-    ]
+        layers.append(layer)
+    return layers
+
+
+def _log_layers(x: Spec, palette: Palette) -> Rows:
+    """A triangle on top for each line that was written; warnings and errors in red, with a rule across."""
+    loud = "datum.kind === 'warning' || datum.kind === 'error'"
+    mark = {"type": "point", "shape": "triangle-down", "filled": True, "size": 40, "opacity": 1}
+    at = {"x": {**x, "field": "at"}}
+    written = {**at, "y": {"value": 0}, **tips(at="second", kind="written by", text="line")}
+    rule: Spec = {
+        "data": {"name": "lines"},
+        "transform": [{"filter": loud}],
+        "mark": {"type": "rule", "strokeWidth": 1, "strokeDash": [3, 3], "color": palette.bad},
+        "encoding": at,
+    }
+    layers = [rule]
+    for test, shade in ((f"!({loud})", palette.muted), (loud, palette.bad)):
+        layer: Spec = {"data": {"name": "lines"}, "transform": [{"filter": test}], "encoding": written}
+        layers.append({**layer, "mark": {**mark, "color": shade}})
+    return layers
 
 
 def _timeline_note(sample: Sample, drawn: int) -> str:

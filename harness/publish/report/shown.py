@@ -23,6 +23,7 @@ from harness.stats.comparison import Comparison
 from harness.stats.level import LevelResult
 
 FEW = 6  # runs that are compared with each other: with more, a report is about their course
+_START = len("2026-01-31T120000")  # of a run's id: usually enough to tell runs apart
 T = TypeVar("T")
 
 
@@ -230,7 +231,9 @@ def named(shown: Sequence[Shown]) -> dict[tuple[str, str], str]:
     """A name for each arm of each run, `(run, arm)`: the arm's own where that is enough to tell them apart."""
     pairs = [(one.name, arm) for one in shown for arm in one.arms]
     arms = [arm for _, arm in pairs]
-    return {(run, arm): arm if arms.count(arm) == 1 else f"{arm} ({run})" for run, arm in pairs}
+    starts = {one.name: one.name[:_START] for one in shown}
+    short = starts if len(set(starts.values())) == len(starts) else {one.name: one.name for one in shown}
+    return {(run, arm): arm if arms.count(arm) == 1 else f"{arm} ({short[run]})" for run, arm in pairs}
 
 
 def verdict_counts(levels: Iterable[Level]) -> dict[str, int]:
