@@ -45,6 +45,8 @@ class Capacities:
         client was busy is seen from its CPU time all the same.
         """
         client = trace.client
+        if client.hosts:
+            return None, f"not calibrated: the load came from {len(client.hosts)} machines"
         rate = sum(len(record.chunks) for record in trace.records) / client.wall_s if client.wall_s else 0.0
         if rate < _TRIVIAL:
             return None, f"not calibrated: {rate:.0f} chunks/s are few for any client"

@@ -307,6 +307,7 @@ def client_facts(trace: LevelTrace, window: Window, capacity: tuple[float | None
         "clock_step_s": client.clock_step_s,
         "reconnects": client.reconnects,
         "stopped": trace.stopped,
+        **({"hosts": list(client.hosts)} if client.hosts else {}),
     }
 
 
