@@ -95,7 +95,9 @@ class Sweep(Strict):
     goodput: Objectives | None = Field(default=None, description="objectives; requests that keep them all are counted")
     order: Literal["ascending", "shuffled"] = "ascending"
     stop_when_saturated: bool = Field(
-        default=False, description="leave higher levels out once two steps up bought less than 2 % and only raised TTFT"
+        default=False,
+        description="leave higher levels out once two steps up bought less than 2 % and only raised TTFT, or a rate "
+        "outran the server",
     )
 
     @model_validator(mode="after")
@@ -105,8 +107,8 @@ class Sweep(Strict):
             raise ValueError("`concurrency` and `rate` exclude each other")
         if not given and self.serial is None:
             raise ValueError("no level: give `concurrency`, `rate` or `serial`")
-        if self.stop_when_saturated and (self.order != "ascending" or not self.concurrency):
-            raise ValueError("`stop_when_saturated` needs `concurrency` in ascending order")
+        if self.stop_when_saturated and (self.order != "ascending" or not (self.concurrency or self.rate)):
+            raise ValueError("`stop_when_saturated` needs `concurrency` or `rate` in ascending order")
         for name in given:
             values = getattr(self, name)
             if len(set(values)) != len(values):

@@ -119,23 +119,35 @@ class Overload(NamedTuple):
 
 
 def overload(
-    in_flight: Sequence[tuple[float, float]], ttft: Sequence[tuple[float, float]], confidence: float = 0.95
+    in_flight: Sequence[tuple[float, float]],
+    ttft: Sequence[tuple[float, float]],
+    confidence: float = 0.95,
+    *,
+    rate: float | None = None,
+    least: float = 0.05,
 ) -> Overload:
     """Whether load outruns the server within a level: in-flight and TTFT both grow.
 
     Both slopes of ordinary least squares must be above zero by their one-sided t-test (Draper and Smith, Applied
     Regression Analysis, ch. 1), as guidellm's over-saturation detector asks of concurrency and TTFT.
 
+    A server that completes the share u of what arrives lets in-flight grow by 1 - u of the rate, and TTFT by 1 - u
+    seconds a second. Slopes below `least` of that are the wandering of any queue.
+
     Args:
         in_flight: (seconds, requests in flight).
         ttft: (seconds, TTFT in seconds), at send time.
         confidence: of each test.
+        rate: arrivals a second, where they are to be measured against.
+        least: the share of arrivals that must pile up, where the rate is known.
     """
     grows = {name: _grows(points, confidence) for name, points in (("in-flight", in_flight), ("TTFT", ttft))}
     if not all(grow is not None for grow in grows.values()):
         flat = " and ".join(name for name, grow in grows.items() if grow is None)
         return Overload(False, f"no overload: {flat} does not grow")
     rates = [grow for grow in grows.values() if grow is not None]
+    if rate is not None and (rates[0] < least * rate or rates[1] < least):
+        return Overload(False, f"no overload: less than {least:.0%} of what arrives piles up")
     message = f"overload: in-flight grows by {rates[0]:.2g} requests a second and TTFT by {rates[1]:.2g} s a second"
     return Overload(True, message)
 

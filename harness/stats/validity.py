@@ -16,6 +16,8 @@ from harness.engines.engine import Evidence
 from harness.load.records import RequestRecord
 from harness.stats.intervals import p_value, unpaired
 from harness.stats.level import LevelResult, Reason, Verdict
+from harness.stats.metrics import ttft
+from harness.stats.saturation import overload
 
 TEMPLATE_SHARE = 0.75  # a template is less of a prompt than this; more is a prompt that was asked before
 WAVES = 6  # how many times a wait must fit into a stretch of time before that stretch's throughput means anything
@@ -248,6 +250,33 @@ def _stalled(result: LevelResult, context: Context) -> Iterator[Finding]:
         yield Finding("suspect", "stalled", message)
 
 
+def _overload(result: LevelResult, context: Context) -> Iterator[Finding]:
+    """An open loop that the server cannot keep up with: its latencies tell how long the level was, and little else."""
+    sent = [record for record in context.records if record.phase == "measure"]
+    if result.level.get("mode") != "open" or not sent:
+        return
+    full = min(record.end_s for record in context.records)  # until then in-flight grows on any server
+    later = [record for record in sent if record.sent_s >= full]
+    span = max((record.sent_s for record in later), default=full) - full
+    if span <= 0:
+        return
+    waits = [(record.sent_s, wait) for record in later if record.ok and (wait := ttft(record)) is not None]
+    rate = len(later) / span
+    found = overload(_in_flight_at(context.records, later), waits, confidence=0.99, rate=rate)
+    if found.overloaded:
+        message = f"at {rate:.3g} requests a second {found.message}: latencies depend on how long the level lasts"
+        yield Finding("suspect", "overloaded", message)
+
+
+def _in_flight_at(records: Sequence[RequestRecord], sent: Sequence[RequestRecord]) -> list[tuple[float, float]]:
+    """How many requests were under way whenever one was sent."""
+    begun = np.sort([record.sent_s for record in records])
+    ended = np.sort([record.end_s for record in records])
+    times = [record.sent_s for record in sent]
+    counts = np.searchsorted(begun, times, side="right") - np.searchsorted(ended, times, side="right")
+    return [(at, float(count)) for at, count in zip(times, counts, strict=True)]
+
+
 def _features(result: LevelResult, context: Context) -> Iterator[Finding]:
     for evidence in context.evidence:
         if evidence.engaged:
@@ -332,6 +361,7 @@ RULES: tuple[Callable[[LevelResult, Context], Iterator[Finding]], ...] = (
     _in_flight,
     _steady,
     _stalled,
+    _overload,
     _features,
     _machine,
     _client,

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.engines.engine import Evidence
-from harness.load.records import RequestRecord
+from harness.load.records import Chunk, RequestRecord
 from harness.stats.level import LevelResult, Summary, Throughput, Verdict, Window
 from harness.stats.validity import Context, Limits, Rate, judge, judged, template_tokens, trend
 
@@ -357,3 +357,38 @@ def test_slices_shorter_than_a_prefill_are_no_stall():
 
 def test_a_trend_needs_six_slices():
     assert trend([1, 2, 3, 4, 5]) is None
+
+
+def queue(arrivals, services, count=100):
+    """One server, first come first served: a request every 1/arrivals s that takes 1/services s and answers then."""
+    records, free = [], 0.0
+    for n in range(count):
+        sent = n / arrivals
+        free = max(free, sent) + 1 / services
+        chunks = (Chunk(free, free, 16),)
+        records.append(
+            RequestRecord(n, n, "measure", f"p{n}", sent, free, True, chunks=chunks, output_tokens=16, scheduled_s=sent)
+        )
+    return records
+
+
+def open_level():
+    return level(level={"mode": "open", "rate": 10.0, "requests": 100}, client={"kernel_stamps": True})
+
+
+def test_an_open_loop_beyond_what_the_server_completes_is_overloaded():
+    """Ten arrive a second and eight leave: two pile up a second, and each waits 1 - 8/10 of a second longer a second.
+
+    TTFT grows by 1/8 - 1/10 = 0.025 s from one request to the next, and there are ten a second: 0.25 s a second.
+    """
+    [reason] = judge(open_level(), Context(records=queue(10, 8))).reasons
+    assert reason.code == "overloaded"
+    assert "in-flight grows by 2 requests a second and TTFT by 0.25 s a second" in reason.message
+
+
+def test_an_open_loop_that_the_server_keeps_up_with_is_not():
+    assert judge(open_level(), Context(records=queue(8, 10))).state == "valid"
+    assert (
+        judge(open_level(), Context(records=queue(10, 9.9))).state == "valid"
+    )  # 1 % piles up: within any queue's wandering
+    assert judge(level(), Context(records=queue(10, 8))).state == "valid"  # a closed loop cannot be outrun

@@ -208,18 +208,21 @@ def _saturated(job: Job, planned: PlannedLaunch) -> bool:
         return False
     from harness.stats.saturation import exhausted  # noqa: PLC0415 - few sweeps ask
 
-    done = [job.run.level(planned.name, cell.level.name) for cell in planned.cells]
+    levels = [job.run.level(planned.name, cell.level.name) for cell in planned.cells]
+    done = [result for result in levels if result is not None]
+    # An open loop that outran the server says so itself; closed loops show it from level to level.
+    outrun = [reason.message for result in done for reason in result.verdict.reasons if reason.code == "overloaded"]
     points = [
         (int(result.level["concurrency"]), result.throughput.output_tok_s, result.metrics["ttft_s"].mean)
         for result in done
-        if result is not None and result.verdict.state != "invalid" and "ttft_s" in result.metrics
+        if result.level["mode"] == "closed" and result.verdict.state != "invalid" and "ttft_s" in result.metrics
     ]
-    known = [(at, speed, ttft) for at, speed, ttft in points if speed is not None and ttft is not None]
-    found = exhausted(known)
-    if found.overloaded:
-        job.run.event("saturated", launch=planned.name, message=found.message)
-        _say(job, planned, f"{found.message}; higher levels are left out")
-    return found.overloaded
+    found = exhausted([(at, speed, ttft) for at, speed, ttft in points if speed is not None and ttft is not None])
+    message = outrun[0] if outrun else found.message if found.overloaded else None
+    if message is not None:
+        job.run.event("saturated", launch=planned.name, message=message)
+        _say(job, planned, f"{message}; higher levels are left out")
+    return message is not None
 
 
 def _died(engine: Engine, planned: PlannedLaunch, cell: PlannedCell, death: Diagnosis) -> ServerError:
