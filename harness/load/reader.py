@@ -12,10 +12,14 @@ each after its length in eight bytes:
     (index, play, slot, facts, log)     facts: dict of times and how it ended, None while more of its log follows
     log: [(answer of recvmsg, nanoseconds when it was read, not before), ...]
 
-`not before` bounds the earlier events of a read that brought several. Of a process that was awake it is the time the
+`not before` bounds the earlier events of those that have one stamp. Of a process that was awake it is the time the
 poll before returned: what had arrived by then, that poll would have named. One that slept was woken by the first of
-them, and ran again after the scheduler let it: there it is (when it ran, schedstat before, schedstat after), whose
-second number is the time spent waiting for a core, or the time it fell asleep where the kernel keeps no schedstat.
+them, and ran again after the scheduler let it: there it is as long before it ran as it had waited for a core, which
+schedstat says, or the time it fell asleep where the kernel keeps no schedstat.
+
+A read has the stamp of the last segment that it took from. One that comes late may find several events of a stream;
+it then takes them one by one, since the kernel keeps each segment and its stamp until they are read, unless it has
+joined them: it does so with a segment that it has acknowledged already, 40 ms after it came at the latest.
 
 All times are CLOCK_REALTIME nanoseconds, because that is the kernel's clock for receive stamps.
 """
@@ -53,6 +57,10 @@ _BACKLOG = 4_000  # finished requests kept before the spool takes one whether or
 _AT_ONCE = 64  # connections being opened at a time before the clock starts
 _PROGRESS_NS = 500_000_000
 _ASLEEP_NS = 20_000  # a poll that took longer had to wait for the first bytes
+_LATE_NS = 1_000_000  # bytes that may have waited longer are read event by event
+_NEVER = 1 << 63
+_EVENT_END = b"\n\r\n"  # the end of an event that an HTTP chunk ends with
+_LAST = b"\r\n0\r\n\r\n"  # how a chunked stream ends: the last chunk, and no trailers
 _BACK_OFF_NS = 100_000_000
 _GIVE_UP = 3  # failed connects in a row after which a slot stays empty
 
@@ -135,9 +143,9 @@ class Reader:
         self.stopping = False
         self.until = 0
         self.polled = 0
-        self.before: Any = 0
+        self.before = 0
         self.schedstat = _open_schedstat()
-        self.waited = os.pread(self.schedstat, 64, 0) if self.schedstat >= 0 else b""
+        self.waited = self._waited() if self.schedstat >= 0 else 0
         self.kept = 0
         self.turn: list[Slot] = []
         self.reads = 0
@@ -262,8 +270,8 @@ class Reader:
                 self._next(slot)
 
     def _loop(self) -> None:  # noqa: PLR0912, PLR0915 - a call costs as much as an event
-        poll, clock, select_now, pread = self.epoll.poll, _clock, select.select, os.pread
-        before: Any
+        poll, clock, select_now = self.epoll.poll, _clock, select.select
+        patience = _LATE_NS if self.job["stamps"] else _NEVER
         slots, listening = self.slots, [self.epoll.fileno()]
         report = self.polled + _PROGRESS_NS
         while self.active or self.due or self.paused:
@@ -279,26 +287,28 @@ class Reader:
             ready = poll(wait, len(slots) + 8)
             self.polled = polled = clock()
             if polled - asked > _ASLEEP_NS:
+                before = asked
                 if self.schedstat >= 0:
-                    waited, self.waited = self.waited, pread(self.schedstat, 64, 0)
-                    before = (polled, waited, self.waited)
-                else:
-                    before = asked
-            self.before = before
+                    waited, self.waited = self.waited, self._waited()
+                    before = polled - (self.waited - waited)
+            self.before, now, late = before, polled, before + patience
             for fd, event in ready:
                 slot = slots.get(fd)
                 if slot is None or event & _OUT or slot.state != "waiting":
                     self._unusual(fd, slot, event)
                     continue
                 try:
+                    if now > late and not slot.exact:
+                        self._read_apart(slot)
+                        continue
                     answer = slot.receive(READ, ANCILLARY)
                 except BlockingIOError:
                     continue
                 except OSError as error:
                     self._lost(slot, error)
                     continue
-                data, log = answer[0], slot.log
-                log.append((answer, clock(), before))
+                data, log, now = answer[0], slot.log, clock()
+                log.append((answer, now, before))
                 if data[-4:] == b"\r\n\r\n" or slot.exact or len(data) < 8 or len(log) == 1:
                     self._progress(slot, data)
             self.reads += len(ready)
@@ -314,6 +324,10 @@ class Reader:
                 self._spool_all()
             if self.stopping:
                 self._abandon()
+
+    def _waited(self) -> int:
+        """How long this process has waited for a core in its life, in nanoseconds: the second number of schedstat."""
+        return int(os.pread(self.schedstat, 64, 0).split(b" ", 2)[1])
 
     def _wait(self, report: int) -> float:
         """Seconds until something is due."""
@@ -439,6 +453,24 @@ class Reader:
             if event & ~_OUT and slot.state == "waiting":
                 self._read(slot)
 
+    def _read_apart(self, slot: Slot) -> None:
+        """Read what has come event by event, so that each has its own stamp."""
+        serial = slot.serial
+        here = slot.sock.recv(READ, socket.MSG_PEEK)
+        begin = 0
+        while slot.serial == serial and begin < max(1, len(here)):
+            end = here.find(_EVENT_END, begin) + len(_EVENT_END)
+            if end < len(_EVENT_END):
+                end = len(here)
+            answer = slot.receive(max(1, end - begin), ANCILLARY)
+            data = answer[0]
+            slot.log.append((answer, _clock(), self.before))
+            self.reads += begin > 0
+            self.kept += begin > 0
+            begin = end + (not data)
+            if data[-4:] == b"\r\n\r\n" or slot.exact or len(data) < 8 or len(slot.log) == 1:
+                self._progress(slot, data)
+
     def _read(self, slot: Slot) -> None:
         try:
             answer = slot.receive(READ, ANCILLARY)
@@ -471,7 +503,7 @@ class Reader:
                 return
         if not slot.exact:
             # The last chunk, and nothing after it: an event stream holds no line `0` but this one.
-            if data.endswith(b"\r\n0\r\n\r\n") or (data == b"0\r\n\r\n" and _before(log).endswith(b"\r\n")):
+            if data.endswith(_LAST) or (len(data) < len(_LAST) and _joined(log, _tail(log)).endswith(_LAST)):
                 self._finish(slot, closes=False)
                 return
             if slot.blind or (data[-4:] != b"\r\n\r\n" and len(data) >= 8):
@@ -498,6 +530,9 @@ class Reader:
         """The server closed the connection."""
         slot.log.pop()
         slot.fed = min(slot.fed, len(slot.log))
+        if slot.blind:
+            self._lost(slot, None)
+            return
         try:
             whole = bool(slot.log or slot.framer) and (
                 self._frame(slot) or (slot.framer is not None and slot.framer.closed())
@@ -590,19 +625,20 @@ class Reader:
         self.kept -= len(entry[4])
 
     def _spool_slot(self, slot: Slot) -> None:
-        """What a request has read so far, but for the last piece, which tells whether its end was split."""
-        if slot.state != "waiting" or len(slot.log) < 3:
+        """What a request has read so far, but for the last pieces, which tell whether its end was split."""
+        rest = _tail(slot.log)
+        if slot.state != "waiting" or len(slot.log) < rest + 2:
             return
         if slot.exact or slot.framer is not None:
             with contextlib.suppress(WireError):
                 self._frame(slot)
-            slot.fed = 1
+            slot.fed = rest
         else:
             # The exact framer can no longer start; the end of an ordinary stream is known by its last bytes.
             slot.blind = True
-        _keep(self.spool, (slot.index, slot.serial, slot.number, None, slot.log[:-1]))
-        self.kept -= len(slot.log) - 1
-        slot.log = slot.log[-1:]
+        _keep(self.spool, (slot.index, slot.serial, slot.number, None, slot.log[:-rest]))
+        self.kept -= len(slot.log) - rest
+        slot.log = slot.log[-rest:]
 
     def _spool_some(self) -> None:
         """One request's log, in turn: memory stays bounded however many streams are open, and nobody waits long."""
@@ -639,8 +675,17 @@ def _open_schedstat() -> int:
         return -1
 
 
-def _before(log: list[Any]) -> bytes:
-    return bytes(log[-2][0][0]) if len(log) > 1 else b""
+def _tail(log: list[Any]) -> int:
+    """How many of the last pieces are needed to see whether a stream ended: servers write its last bytes apart."""
+    size = count = 0
+    while count < len(log) and size < len(_LAST):
+        count += 1
+        size += len(log[-count][0][0])
+    return count
+
+
+def _joined(log: list[Any], count: int) -> bytes:
+    return b"".join(piece[0][0] for piece in log[-count:])
 
 
 def _secure(slot: Slot) -> Callable[..., Any]:

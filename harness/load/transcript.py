@@ -80,7 +80,7 @@ class _Reads:
     ends: list[int]
     stamps: list[int]
     read: list[int]
-    not_before: list[int | tuple[int, bytes, bytes]]  # worked out by `_woken` only where it is needed
+    not_before: list[int]
     kernel: bool
 
 
@@ -248,9 +248,10 @@ def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: in
     chunks = []
     together_ns: float | None = None
     for (read, frame), (next_read, next_frame), tokens in zip(where, [*where[1:], _NOWHERE], counts, strict=False):
-        # Events of one frame were written together; they are one arrival, however many events.
-        shared = next_read == read and next_frame != frame
         stamp = stamps[read]
+        # Events of one frame were written together; they are one arrival, however many events. Others that have one
+        # stamp came in one read, or in one segment by the time that it was read.
+        shared = next_frame not in {frame, _NOWHERE[1]} and stamps[next_read] == stamp
         at_s, read_s = (stamp - zero_ns) / 1e9, (read_at[read] - zero_ns) / 1e9
         if kernel and not shared:
             chunks.append(Chunk(at_s, read_s, tokens))
@@ -282,17 +283,14 @@ def _places(arrivals: list[int], frames: tuple[tuple[int, int], ...], ends: list
 
 
 def _not_before(reads: _Reads, read: int) -> int:
-    """When the first bytes of a read may have arrived at the earliest."""
-    bound = reads.not_before[read]
-    return max(bound if isinstance(bound, int) else _woken(*bound), reads.stamps[read - 1] if read else 0)
+    """When the first bytes that have the stamp of a read may have arrived at the earliest."""
+    first = read
+    while first and reads.stamps[first - 1] == reads.stamps[read]:
+        first -= 1
+    return max(reads.not_before[first], reads.stamps[first - 1] if first else 0)
 
 
 def _usual_wait_ns(reads: _Reads) -> int:
-    """Median time from one read to the next; 0 where there are too few to say."""
-    waits = sorted(after - before for before, after in itertools.pairwise(reads.stamps))
+    """Median time from one stamp to the next; 0 where there are too few to say."""
+    waits = sorted(after - before for before, after in itertools.pairwise(reads.stamps) if after > before)
     return waits[len(waits) // 2] if len(waits) >= 3 else 0
-
-
-def _woken(ran_ns: int, before: bytes, after: bytes) -> int:
-    """When the first bytes woke the process: as long before it ran as it waited for a core."""
-    return ran_ns - (int(after.split()[1]) - int(before.split()[1]))

@@ -227,11 +227,20 @@ def test_events_of_one_read_are_one_burst_when_the_poll_before_says_so():
     assert one_read_of_two(not_before=ZERO + 2_000_000 - 50_000) == [False, False, False]
 
 
-def test_events_that_woke_the_client_are_a_burst_unless_it_had_to_wait_for_a_core():
-    """It ran at 2.05 ms, after waiting for a core for 0.01 ms: woken at 2.04 ms; or for 0.9 ms: woken at 1.15 ms."""
-    ran = ZERO + 2_050_000
-    assert one_read_of_two(not_before=(ran, b"5 100000 7", b"6 110000 8")) == [False, False, False]
-    assert one_read_of_two(not_before=(ran, b"5 100000 7", b"6 1000000 8")) == [False, True, False]
+def test_events_read_one_by_one_are_bounds_only_where_the_kernel_had_joined_them():
+    """Late reads at 9 ms took four events apart: the first has its own stamp, the next two share one, then the last."""
+    frames = [b"%x\r\n%b\r\n" % (len(each), each) for each in sse(chat("a"), chat("b"), chat("c"), chat("d", "stop"))]
+    at = [ZERO + STEP * ms for ms in (2, 5, 5, 8)]
+    entries = [
+        ((frame, stamp(ns), 0, None), ZERO + 9 * STEP, ZERO + STEP) for frame, ns in zip(frames, at, strict=True)
+    ]
+    entries[0] = ((STREAM + frames[0], *entries[0][0][1:]), *entries[0][1:])
+    told = {"sent": ZERO, "end": 0, "scheduled": None, "queued": None, "connect": None, "retried": 0}
+    raw = Raw(0, 0, {**told, "reason": "stopped", "detail": None}, entries)
+    chunks = understand(raw, Prepared("p", "/x", b"{}"), Frame(ZERO, "measure")).chunks
+    assert [chunk.at_s for chunk in chunks] == pytest.approx([0.002, 0.005, 0.005, 0.008])
+    assert [chunk.merged for chunk in chunks] == [False, True, False, False]
+    assert chunks[1].since_s == pytest.approx(0.002)  # it came after the first event, whose stamp is its own
 
 
 def steady(waits_ms, last_bound_ms):
