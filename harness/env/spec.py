@@ -29,17 +29,17 @@ Check = Literal["imports", "one-owner", "record", "cuda-major", "abi", "arch", "
 class Platform(Strict):
     """The machine the environment is for; `glibc` is the oldest it may have."""
 
-    os: Literal["linux"] = "linux"
-    arch: Literal["x86_64", "aarch64"] = "x86_64"
-    glibc: str = Field(default="2.28", pattern=r"^2\.\d+$")
+    os: Literal["linux"] = Field(default="linux", description="the only one there is")
+    arch: Literal["x86_64", "aarch64"] = Field(default="x86_64", description="of the machine")
+    glibc: str = Field(default="2.28", pattern=r"^2\.\d+$", description="the oldest that the machine may have")
 
 
 class Cuda(Strict):
     """The CUDA side: toolkit release, architectures that must be covered, the oldest driver."""
 
-    toolkit: str = Field(pattern=r"^\d+\.\d+(\.\d+)?$")
-    arch: tuple[str, ...] = Field(min_length=1)
-    driver: str
+    toolkit: str = Field(pattern=r"^\d+\.\d+(\.\d+)?$", description="release of the CUDA toolkit, such as 13.0.1")
+    arch: tuple[str, ...] = Field(min_length=1, description="architectures that kernels must cover, such as sm_120a")
+    driver: str = Field(description="NVIDIA drivers that will do, such as >=580")
 
     @field_validator("arch")
     @classmethod
@@ -65,12 +65,14 @@ class Package(Strict):
         sdist: allows a source distribution, for a package that has no wheel.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
-    version: str | None = None
-    extras: tuple[str, ...] = ()
-    index: str | None = None
-    dependencies: tuple[str, ...] | None = None
-    sdist: bool = False
+    name: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="as the index spells it")
+    version: str | None = Field(default=None, description="exact, or a range such as >=2,<3; any when left out")
+    extras: tuple[str, ...] = Field(default=(), description="optional dependencies to install as well")
+    index: str | None = Field(default=None, description="the index it comes from, by its name in `indexes`")
+    dependencies: tuple[str, ...] | None = Field(
+        default=None, description="in place of what the package itself asks for; []: install it alone"
+    )
+    sdist: bool = Field(default=False, description="allow a source distribution, where there is no wheel")
 
     @model_validator(mode="before")
     @classmethod
@@ -130,19 +132,21 @@ class Package(Strict):
 class Wanted(Strict):
     """Everything in a spec that decides what gets installed; part of the `env_id`."""
 
-    env: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
-    python: str
-    platform: Platform = Platform()
-    cuda: Cuda | None = None
-    base_image: str | None = None
-    packages: tuple[Package, ...]
-    constraints: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    overlays: tuple[str, ...] = ()
-    patches: tuple[str, ...] = ()
-    variables: dict[str, str] = Field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
+    env: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="the environment's name, and the file's")
+    python: str = Field(description='a minor version such as "3.12", or a range such as ">=3.11,<3.14"')
+    platform: Platform = Field(default=Platform(), description="the machine it is for")
+    cuda: Cuda | None = Field(default=None, description="the CUDA side; none for a CPU environment")
+    base_image: str | None = Field(default=None, description="what an image of it is built on: name:tag[@sha256:...]")
+    packages: tuple[Package, ...] = Field(description="what is asked for: `name==version`, or a mapping")
+    constraints: tuple[str, ...] = Field(default=(), description="limits on versions of packages that others bring")
+    overrides: tuple[str, ...] = Field(default=(), description="requirements that win over what packages ask for")
+    exclude: tuple[str, ...] = Field(default=(), description="packages that are not installed, whoever asks for them")
+    overlays: tuple[str, ...] = Field(default=(), description="stand-ins laid into site-packages: overlays/NAME")
+    patches: tuple[str, ...] = Field(
+        default=(), description="changes bound to the bytes they were made for: patches/NAME"
+    )
+    variables: dict[str, str] = Field(default_factory=dict, description="environment variables of every server in it")
+    checks: tuple[Check, ...] = Field(default=(), description="what `harness validate` checks")
 
     @field_validator("python")
     @classmethod
@@ -208,8 +212,10 @@ class EnvSpec(Wanted):
         indexes: public address (or a folder of wheels, relative to the spec) of every index but the default one.
     """
 
-    description: str = ""
-    indexes: dict[str, str] = Field(default_factory=dict)
+    description: str = Field(default="", description="what it is for")
+    indexes: dict[str, str] = Field(
+        default_factory=dict, description="name -> public address, or a folder of wheels beside the spec"
+    )
     _folder: Path = PrivateAttr(default_factory=Path)
 
     @property

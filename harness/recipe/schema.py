@@ -19,7 +19,7 @@ class ModelFile(Strict):
     from_env: str | None = Field(default=None, description="path below the environment's site-packages")
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", description="checked before launch")
     name: str | None = Field(default=None, description="what requests call it; default: the file's name")
-    revision: str | None = None
+    revision: str | None = Field(default=None, description="commit or tag of the model, for the record")
     family: str | None = Field(default=None, description="for rules: kimi-k2.5, llama, ...")
 
     @model_validator(mode="after")
@@ -32,12 +32,12 @@ class ModelFile(Strict):
 class ServerSection(Strict):
     """One server: its engine and what it is started with."""
 
-    engine: str
+    engine: str = Field(description="sglang, vllm, llamacpp, simulated, or attach: one that already runs")
     args: dict[str, Scalar | list[Scalar]] = Field(default={}, description="the engine's long flags without dashes")
     unchecked: list[str] = Field(default=[], description="arguments passed as they are, never checked")
     variables: dict[str, str] = Field(default={}, description="environment variables of the server")
     secrets: list[str] = Field(default=[], description="names of variables passed through and never stored")
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="address to listen on")
     nodes: Annotated[int, Field(ge=1, le=1024)] = Field(default=1, description="machines that one server spans")
     port: int | None = Field(default=None, ge=1, le=65535, description="default: a free one")
     url: str | None = Field(
@@ -51,12 +51,14 @@ class Workload(Strict):
     """What is asked of the server."""
 
     prompts: str = Field(description="a prompt set in recipes/prompts, or a JSONL file")
-    max_tokens: Count
-    temperature: float = Field(default=0.0, ge=0)
-    seed: int | None = 0
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    ignore_eos: bool = True
-    dialect: Literal["chat", "completions", "generate"] = "chat"
+    max_tokens: Count = Field(description="output tokens of a request at most; exactly, with `ignore_eos`")
+    temperature: float = Field(default=0.0, ge=0, description="0: greedy, so that outputs can be compared")
+    seed: int | None = Field(default=0, description="of sampling, where the engine takes one")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus sampling; default: the engine's")
+    ignore_eos: bool = Field(default=True, description="every answer has `max_tokens` tokens")
+    dialect: Literal["chat", "completions", "generate"] = Field(
+        default="chat", description="which of the engine's interfaces is asked"
+    )
     cold: bool = Field(default=True, description="no prompt may be in the server's prefix cache")
     keep_text: bool = Field(default=True, description="store answers, for output equivalence")
 
@@ -72,9 +74,9 @@ class Warmup(Strict):
 class Objectives(Strict):
     """What a request must keep to count for goodput."""
 
-    ttft_s: Seconds | None = None
-    tpot_s: Seconds | None = None
-    e2e_s: Seconds | None = None
+    ttft_s: Seconds | None = Field(default=None, description="time to first token at most, seconds")
+    tpot_s: Seconds | None = Field(default=None, description="time per output token at most, seconds")
+    e2e_s: Seconds | None = Field(default=None, description="end to end at most, seconds")
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -86,14 +88,16 @@ class Objectives(Strict):
 class Sweep(Strict):
     """The load levels of one launch. Exactly one of `concurrency`, `rate` and `serial` says what a level is."""
 
-    concurrency: list[Count] | None = Field(default=None, min_length=1)
+    concurrency: list[Count] | None = Field(
+        default=None, min_length=1, description="closed loop: requests in flight, a level each"
+    )
     rate: list[Seconds] | None = Field(default=None, min_length=1, description="requests a second, open loop")
     serial: Count | None = Field(default=None, description="requests one after another, each on its own connection")
     requests: Count | None = Field(default=None, description="per level; default max(30, 4*C)")
-    duration_s: Seconds | None = None
+    duration_s: Seconds | None = Field(default=None, description="per level, in place of a number of requests")
     burstiness: float = Field(default=1.0, gt=0, description="open loop: 1 is Poisson, larger is more regular")
     goodput: Objectives | None = Field(default=None, description="objectives; requests that keep them all are counted")
-    order: Literal["ascending", "shuffled"] = "ascending"
+    order: Literal["ascending", "shuffled"] = Field(default="ascending", description="of the levels of one launch")
     stop_when_saturated: bool = Field(
         default=False,
         description="leave higher levels out once two steps up bought less than 2 % and only raised TTFT, or a rate "
@@ -131,19 +135,19 @@ class Client(Strict):
 class Compare(Strict):
     """Which arms are compared, what they may differ in, and how often each is launched."""
 
-    base: str
+    base: str = Field(description="the arm that others are compared against")
     treatment: list[str] = Field(default=[], description="patterns of what may differ; default: what the arms set")
     accept: list[str] = Field(
         default=[], description="effective settings that may differ because the treatment moves them"
     )
-    launches: int = Field(default=1, ge=1, le=1000)
-    order: Literal["abba", "random"] = "abba"
+    launches: int = Field(default=1, ge=1, le=1000, description="servers started for each arm; intervals need two")
+    order: Literal["abba", "random"] = Field(default="abba", description="of the arms within each block of launches")
     same_nodes: bool | Literal["block"] = Field(
         default=True,
         description="on a cluster: all launches one after another on the same machines; `block`: those of a block, and "
         "blocks side by side; false: every launch wherever there is room",
     )
-    seed: int = 0
+    seed: int = Field(default=0, description="of a random order, and of shuffled levels")
     margin: float = Field(default=0.02, gt=0, lt=1, description="a ratio this near 1 is no difference")
     aa: bool = Field(default=False, description="run the base against itself: the noise floor")
     factors: dict[str, dict[str, list[str]]] = Field(
@@ -174,7 +178,7 @@ class DocTarget(Strict):
     """A marked block in a Markdown file that the run keeps up to date."""
 
     doc: str = Field(description="a path within the project")
-    block: str
+    block: str = Field(description="the name in its two marker lines")
 
     @field_validator("doc")
     @classmethod
@@ -187,17 +191,17 @@ class DocTarget(Strict):
 class Timeouts(Strict):
     """Deadlines; each must be shorter than the one that holds it."""
 
-    request_s: Seconds | None = None
-    level_s: Seconds | None = None
-    start_s: Seconds = 600.0
-    run_s: Seconds | None = None
+    request_s: Seconds | None = Field(default=None, description="one request; default: 30 s, and one second a token")
+    level_s: Seconds | None = Field(default=None, description="one level; default: what its requests may take")
+    start_s: Seconds = Field(default=600.0, description="from start to the first generated token")
+    run_s: Seconds | None = Field(default=None, description="the whole run")
 
 
 class Hardware(Strict):
     """The machine a recipe is meant for, so that rules can speak before it is rented."""
 
-    gpu: str | None = None
-    count: Count | None = None
+    gpu: str | None = Field(default=None, description="model, such as RTX PRO 6000 Blackwell")
+    count: Count | None = Field(default=None, description="how many GPUs one machine has")
     topology: Literal["pcie", "nvlink"] | None = Field(default=None, description="how the GPUs reach each other")
     driver: str | None = Field(default=None, description="NVIDIA driver version, such as 580.95.05")
 
@@ -226,18 +230,22 @@ class Setup(Strict):
 class Recipe(Grid):
     """A whole recipe, before its arms are worked out."""
 
-    recipe: Name
-    question: str
-    env: str | None = None
-    model: ModelFile | None = None
-    server: ServerSection
-    arms: dict[Name, dict[str, object]] = Field(default={"only": {}}, min_length=1)
-    workload: Workload
-    warmup: Warmup = Warmup()
-    sweep: Sweep
-    client: Client = Client()
-    compare: Compare | None = None
-    refine: Refine | None = None
+    recipe: Name = Field(description="the name of the recipe, and of its runs")
+    question: str = Field(description="what the run is to answer; stands in the report and in LOGBOOK.md")
+    env: str | None = Field(default=None, description="an environment by name: envspecs/NAME.yaml")
+    model: ModelFile | None = Field(default=None, description="the model to serve")
+    server: ServerSection = Field(description="the server of every arm, as far as an arm does not say otherwise")
+    arms: dict[Name, dict[str, object]] = Field(
+        default={"only": {}},
+        min_length=1,
+        description="name -> what the arm changes of `env`, `model`, `server` and `workload`",
+    )
+    workload: Workload = Field(description="what is asked")
+    warmup: Warmup = Field(default=Warmup(), description="requests that are not measured")
+    sweep: Sweep = Field(description="the load levels of every launch")
+    client: Client = Field(default=Client(), description="where the load comes from")
+    compare: Compare | None = Field(default=None, description="which arms are compared, and how often each is launched")
+    refine: Refine | None = Field(default=None, description="spend launches where the answer is least certain")
     profile: Profile | None = None
     expect: dict[str, list[str]] = Field(
         default={}, description="arm, or what its grid grew from -> features that must prove to be engaged"
@@ -245,8 +253,10 @@ class Recipe(Grid):
     publish: list[DocTarget | Literal["logbook", "record"]] = Field(
         default=[], description="what a finished run writes: blocks in documents, its logbook entry, its record"
     )
-    timeouts: Timeouts = Timeouts()
-    on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = "stop"
+    timeouts: Timeouts = Field(default=Timeouts(), description="deadlines, seconds")
+    on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = Field(
+        default="stop", description="what becomes of a launch whose server dies"
+    )
     allow_drift: str | None = Field(default=None, description="why a drifted environment may run all the same")
-    hardware: Hardware = Hardware()
+    hardware: Hardware = Field(default=Hardware(), description="the machine this is meant for, for rules")
     accept: dict[str, str] = Field(default={}, description="rule id -> why the recipe goes on all the same")

@@ -34,7 +34,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e6)]
 class Container(Strict):
     """How servers and their harness run in an image that `harness image` built; each environment has its own."""
 
-    plugin: Literal["pyxis", "enroot", "apptainer"]
+    plugin: Literal["pyxis", "enroot", "apptainer"] = Field(description="what runs images on this cluster")
     images: dict[str, Line] = Field(min_length=1, description="environment -> image: `name@sha256:...`, or a file")
     mounts: list[Line] = Field(default=[], description="HOST:INSIDE; the run folder and the recipe's are always there")
     arguments: list[Line] = Field(default=[], description="more arguments of the plugin, passed as they are")
@@ -44,11 +44,11 @@ class Container(Strict):
 class Slurm(Strict):
     """How jobs are asked for on this site."""
 
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    reservation: Word | None = None
-    constraint: Word | None = None
+    partition: Word | None = Field(default=None, description="as `sbatch --partition`")
+    account: Word | None = Field(default=None, description="as `sbatch --account`")
+    qos: Word | None = Field(default=None, description="as `sbatch --qos`")
+    reservation: Word | None = Field(default=None, description="as `sbatch --reservation`")
+    constraint: Word | None = Field(default=None, description="as `sbatch --constraint`")
     time: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d+){0,2}$")] | None = Field(
         default=None, description="limit of one job, as Slurm writes it: minutes, h:m:s, or days-h:m:s"
     )
@@ -58,9 +58,11 @@ class Slurm(Strict):
         default=None,
         description="CPUs of a job that the load client has to itself; default: a quarter, at least 1",
     )
-    memory: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
+    memory: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = Field(
+        default=None, description="of a machine, as `sbatch --mem`"
+    )
     gpus: Literal["gres", "gpus-per-node", "none"] = Field(default="gres", description="how GPUs are asked for here")
-    gpu_type: Word | None = None
+    gpu_type: Word | None = Field(default=None, description="a GPU type as this cluster names it")
     parallel: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None, description="how many jobs of a run may go at once (array throttle)"
     )
@@ -70,11 +72,11 @@ class Slurm(Strict):
     patience_s: Seconds = Field(
         default=180.0, description="how long Slurm may be silent, or say of a job what we do not understand"
     )
-    modules: list[Word] = []
+    modules: list[Word] = Field(default=[], description="environment modules that a job loads")
     environment: dict[str, Line] = Field(default={}, description="variables of the job; no secrets")
     scratch: Line | None = Field(default=None, description="TMPDIR on the machines")
     python: Line | None = Field(default=None, description="the harness's python on the machines; default: this one")
-    container: Container | None = None
+    container: Container | None = Field(default=None, description="how servers run in images")
     arguments: list[Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'\\#]+)?$")]] = Field(
         default=[], description="more options of sbatch: `--option=value`"
     )
@@ -99,8 +101,8 @@ class Slurm(Strict):
 class SiteFile(Strict):
     """The site file."""
 
-    variables: dict[str, str] = {}
-    slurm: Slurm | None = None
+    variables: dict[str, str] = Field(default={}, description="values of ${NAME} in model paths and server arguments")
+    slurm: Slurm | None = Field(default=None, description="how jobs are asked for")
 
 
 @dataclass(frozen=True, slots=True)
