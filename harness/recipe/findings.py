@@ -33,7 +33,7 @@ def find(expanded: Expanded) -> list[Finding]:
         InputError: a flag or value that the locked engine does not take; all of them, with their lines.
     """
     found: dict[tuple[str, str], Finding] = {}
-    rule_set, stacks = _rules(), {arm.setup.env: _Stack.of(arm) for arm in expanded.arms}
+    rule_set, stacks = _rules(), {env: _Stack.of(env) for env in {arm.setup.env for arm in expanded.arms}}
     faults: list[Fault] = [*_accept_faults(expanded, rule_set), *_level_faults(expanded)]
     for arm in expanded.arms:
         stack = stacks[arm.setup.env]
@@ -51,7 +51,7 @@ def find(expanded: Expanded) -> list[Finding]:
 
 def flag_faults(arm: Arm) -> list[Fault]:
     """Flags, values and variables of an arm that the locked engine does not take."""
-    return _flag_faults(arm, _Stack.of(arm))
+    return _flag_faults(arm, _Stack.of(arm.setup.env))
 
 
 def refused(found: list[Finding], accepted: Mapping[str, str]) -> list[Finding]:
@@ -65,13 +65,15 @@ class _Stack:
     def __init__(self, wanted: EnvSpec | None, locked: Lock | None) -> None:
         self.spec = wanted
         self.lock = locked
+        self._tables: dict[str, FlagTable | None] = {}
 
     @classmethod
-    def of(cls, arm: Arm) -> "_Stack":
-        if arm.setup.env is None:
+    def of(cls, env: str | None) -> "_Stack":
+        """What is known of an environment; nothing of none."""
+        if env is None:
             return cls(None, None)
-        path = places.lock_path(arm.setup.env)
-        return cls(spec.load(places.spec_path(arm.setup.env)), lock.read(path) if path.is_file() else None)
+        path = places.lock_path(env)
+        return cls(spec.load(places.spec_path(env)), lock.read(path) if path.is_file() else None)
 
     @property
     def packages(self) -> dict[str, str] | None:
@@ -88,16 +90,21 @@ class _Stack:
         known = self.packages or {}
         return next((known[name] for name in _DISTRIBUTIONS.get(engine, ()) if name in known), None)
 
+    def table(self, engine: str) -> FlagTable | None:
+        """What the engine's release takes; None where that release is not known."""
+        if engine not in self._tables:
+            version, wheel = self.engine_version(engine), _wheel(engine, self)
+            cache = places.home() / "cache" / "flags" if wheel else None
+            known = version is not None or engine not in tables.ENGINES
+            self._tables[engine] = tables.table(engine, version or "", wheel, cache=cache) if known else None
+        return self._tables[engine]
+
 
 def _table(arm: Arm, stack: _Stack) -> FlagTable | None:
     engine = arm.setup.server.engine
     if engine == "llamacpp" and "binary" in arm.setup.server.args:
         return None  # another program, whose flags are its own
-    version = stack.engine_version(engine)
-    if engine in tables.ENGINES and version is None:
-        return None
-    wheel = _wheel(engine, stack)
-    return tables.table(engine, version or "", wheel, cache=places.home() / "cache" / "flags" if wheel else None)
+    return stack.table(engine)
 
 
 def _wheel(engine: str, stack: _Stack) -> Path | None:
