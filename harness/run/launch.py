@@ -262,7 +262,7 @@ def answers(engine: Engine, server: Server, *, timeout_s: float = 30.0) -> dict[
 def control_session(server: Server) -> requests.Session:
     """A session for the control plane. Loopback ignores proxies, whatever the environment says."""
     session = requests.Session()
-    session.trust_env = not _is_loopback(server.host)
+    session.trust_env = not is_loopback(server.host)
     if server.tls is not None:
         session.verify = server.tls.ca_file or not server.tls.insecure
         if server.tls.insecure:
@@ -281,7 +281,8 @@ def asked_host(server: Server) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, or is asked there."""
     return host in {"localhost", "0.0.0.0", "::", "::1"} or host.startswith("127.")
 
 
@@ -510,8 +511,14 @@ class _Start:
         return (ranks.cause(own, "start") or own) if ranks else own
 
     def _root_of(self, process: Process, answered: Diagnosis) -> Diagnosis:
-        """A wrong answer of a server that is dying is a symptom: its death says more."""
-        return answered if process.wait(_LAST_WORDS_S) is None else self._explain(process)
+        """A wrong answer is a symptom where the server dies, or any process of it wrote why it will: that says more.
+
+        A front end may live on without its engine, and hand out errors.
+        """
+        ended = process.wait(_LAST_WORDS_S)
+        self._read_log()
+        dying = ended is not None or diagnose.decisive(self.lines, (*self.engine.signatures, *GENERIC))
+        return self._explain(process) if dying else answered
 
     def _late(self) -> Diagnosis:
         self._read_log()

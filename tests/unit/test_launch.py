@@ -1,4 +1,5 @@
 import contextlib
+import shlex
 import signal
 import socket
 import subprocess
@@ -155,6 +156,19 @@ def test_a_decisive_line_ends_the_wait_though_the_server_lives_on(bench: Bench) 
     engine = Rigged(lambda _: unruly("--setsid-child", "--say", "[Errno 98] Address already in use"))
     failed = bench.fails(engine, port=ports.choose_port("127.0.0.1", None), deadline_s=600.0)
     assert failed.diagnosis.name == "port in use"
+
+
+def test_a_front_end_that_hands_out_errors_is_explained_by_the_engine_that_died_behind_it(bench: Bench) -> None:
+    """The front end lives on; a second after it listens, another process of the server writes why it is of no use."""
+
+    def command(server: Server) -> Command:
+        listens = f"(exec 3<>/dev/tcp/127.0.0.1/{server.port}) 2>/dev/null"
+        engine = f"until {listens}; do sleep 0.05; done; sleep 1; echo the engine is gone"
+        return Command(("bash", "-c", f"({engine}) & {shlex.join(simulated(server).argv)}"))
+
+    gone = Signature("engine gone", "the engine is gone", "look above", decisive=True)
+    failed = bench.fails(Rigged(command, signatures=(gone,)), fault=["error-event"])
+    assert failed.diagnosis.name == "engine gone"
 
 
 def test_a_line_that_is_not_decisive_does_not_end_the_wait(bench: Bench) -> None:
