@@ -73,6 +73,13 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documents as a site, in site/: strict, and whole without a network."""
+    session.install(*PYPROJECT["dependency-groups"]["docs"])
+    session.run("zensical", "build", "--clean", "--strict", "--config-file", "mkdocs.yml")
+
+
+@nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict."""
     install(session, "types")

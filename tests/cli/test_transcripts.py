@@ -31,7 +31,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     for name in ("HARNESS_HOME", "HARNESS_PROJECT", "HARNESS_SITE", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(root)
     session = Session(root)
@@ -53,7 +53,7 @@ def test_a_page_prints_what_it_says(page: Page, session: Session) -> None:
                 shown = "\n".join(difflib.unified_diff(*sides, "the page", "the command", lineterm=""))
                 wrong.append(f"{page.name}:{command.line}: $ {command.text}\n{shown}\n\nprinted:\n{printed}")
     if wrong and os.environ.get("UPDATE_TRANSCRIPTS"):
-        transcripts.rewrite(page, printed_at, session.root)
+        transcripts.rewrite(page, printed_at, session)
     assert not wrong, "\n\n".join([*wrong, "UPDATE_TRANSCRIPTS=1 writes what was printed, when that is meant"])
     assert session.code == 0, f"the last command of {page.name} ended with {session.code}, which no `echo $?` shows"
 

@@ -11,6 +11,7 @@ What a page's source says:
     <!-- session: empty -->     the page plays in an empty project, not in a copy of this one.
     <!-- session: wheel NAME VERSION -->    a wheel lies in wheels/.
     <!-- session: run -->   a stored run lies in runs/simulated.
+    <!-- session: results -->   results of other tools lie in results/.
 """
 
 import contextlib
@@ -34,6 +35,7 @@ from harness.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PORT = "30123"  # what pages call the port of a server they start; a free one is taken in its place
+RESULTS = {"vllm.json": "vllm-0.32-chat.json", "guidellm.json": "guidellm-0.8.1.json"}
 _FENCE = re.compile(r"^(\s*)```(\S*)(.*)$")
 _COPIED = (
     "envspecs",
@@ -132,6 +134,7 @@ class Session:
     root: Path
     port: str = field(default_factory=lambda: str(_free_port()))
     code: int = 0
+    said: str = ""
     servers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def prepare(self, page: Page) -> None:
@@ -146,6 +149,10 @@ class Session:
                 copy(source, self.root / name)
         if ["run"] in wanted:
             shutil.copytree(ROOT / "tests" / "files" / "runs" / "simulated", self.root / "runs" / "simulated")
+        if ["results"] in wanted:
+            (self.root / "results").mkdir()
+            for name, source in RESULTS.items():
+                shutil.copyfile(ROOT / "tests" / "files" / "interop" / source, self.root / "results" / name)
         for told in wanted:
             if told[0] == "wheel":
                 (self.root / "wheels").mkdir(exist_ok=True)
@@ -158,14 +165,15 @@ class Session:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
         for command in block.commands:
-            yield command, self.carry_out(command.text.replace(PORT, self.port))
+            self.said = self.carry_out(command.text.replace(PORT, self.port))
+            yield command, self.said
 
     def carry_out(self, text: str) -> str:
         """One command; what it printed on stdout and stderr, in order."""
         if text == "echo $?":
             code, self.code = self.code, 0
             return f"{code}\n"
-        assert self.code == 0, f"the command before `{text}` ended with {self.code}, which no `echo $?` shows"
+        assert self.code == 0, f"before `{text}` a command ended with {self.code}, and no `echo $?` says so:\n{self.said}"
         assert text.split()[0] in _HARMLESS, f"`{text}` is nothing for a test to carry out: say `<!-- not run: WHY -->`"
         if text.endswith(" &"):
             return self._background(text[:-2])
@@ -205,7 +213,7 @@ class Session:
             server.wait(20)
 
 
-def rewrite(page: Page, printed: dict[int, str], root: Path) -> None:
+def rewrite(page: Page, printed: dict[int, str], session: Session) -> None:
     """Put what commands printed, by their lines, into the page; what holds a `...` is left as it is."""
     lines = page.path.read_text().splitlines()
     for command in reversed(page.played):
@@ -215,7 +223,7 @@ def rewrite(page: Page, printed: dict[int, str], root: Path) -> None:
                 start += 1
             old = len(command.expected.splitlines())
             indent = lines[command.line - 1].partition("$ ")[0]
-            new = local(printed[command.line], root).rstrip("\n").splitlines()
+            new = local(printed[command.line], session.root).replace(session.port, PORT).rstrip("\n").splitlines()
             lines[start + 1 : start + 1 + old] = [(indent + line).rstrip() for line in new]
     page.path.write_text("\n".join(lines) + "\n")
 
@@ -240,6 +248,8 @@ def _free_port() -> int:
 # What may differ between two runs of one command, and what it is called in its place.
 _ALIKE = (
     (r"^warning: (CPU|GPU|disk|memory|clock)[^\n]*\n", ""),  # what this machine is like today
+    (r"^ +\S+ suspect: [^\n]*\n", ""),  # and how busy it was meanwhile
+    (r"\b(valid|suspect)\b", "STATE"),
     (r"\d{4}-\d\d-\d\dT\d{6}-([A-Za-z0-9._-]+?)-[0-9a-f]{8}", r"RUN-\1"),
     (r"\d{4}-\d\d-\d\d(T[0-9:.]+(\+00:00|Z)?)?", "DATE"),
     (r"\b[0-9a-f]{8,64}\b", "HEX"),
