@@ -28,9 +28,9 @@ from harness.files import append_line
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
 from harness.run import facts as machine
-from harness.run import needs, ranks, supervise
+from harness.run import clients, needs, ranks, supervise
 from harness.run.executors import local
-from harness.run.executors.slurm import queue
+from harness.run.executors.slurm import pieces, queue
 from harness.run.executors.slurm.orders import NOT_SHARED, Report, Submission, SubmittedOrder
 from harness.run.store import Run, now, open_run
 
@@ -230,8 +230,7 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
     arms = {launch.arm: plan.arms[launch.arm] for launch in todo}
     for trouble in needs.before(plan.model_copy(update={"arms": arms}), errand.site, errand.run.path):
         progress.tell("note", text=f"{errand.place.node}: warning: {trouble}")
-    split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
-    os.sched_setaffinity(0, split.client)
+    split = _split_here(errand)
     deadline = time.monotonic() + plan.run_timeout_s if plan.run_timeout_s else math.inf
     job = local.Job(
         errand.run,
@@ -256,6 +255,16 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
             raise
         _stop_here(job, errand)
     return troubles
+
+
+def _split_here(errand: Errand) -> Split:
+    """Who runs on which CPUs of the head; the agent, and with it the load client, keeps to its own from here on."""
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    if errand.plan.client.node == "separate":
+        return Split(allowed, ())
+    split = split_cpus(allowed, errand.order.client_cpus)
+    os.sched_setaffinity(0, split.client)
+    return split
 
 
 def _stop_here(job: local.Job, errand: Errand) -> None:
@@ -320,26 +329,37 @@ def _where(errand: Errand, split: Split) -> dict[str, Any]:
 
 
 def _serve(errand: Errand, stop: threading.Event) -> list[str]:
-    """A rank above 0: its part of each launch that spans so many machines, when rank 0 calls."""
+    """A rank above 0: its part of each launch that spans so many machines, or its share of the load."""
     errand.report("running")
     launches = _called_for(errand, stop)
     over = threading.Event()
     watch = threading.Thread(target=_watch_head, args=(errand, stop, over), name="head", daemon=True)
     watch.start()
     troubles = []
+    split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
+    cpus = ranks.Cpus(split.server, split.client)
     try:
         for launch in (launch for launch in errand.plan.launches if launch.name in launches):
-            nodes = errand.plan.arms[launch.arm].nodes
-            if errand.place.rank >= nodes or stop.is_set():
-                continue
-            code = ranks.serve(
-                errand.run, errand.plan, launch.name, errand.place.rank, nodes, site=errand.site, stop=stop
-            )
-            troubles += [f"rank {errand.place.rank} of `{launch.name}` ended with {code}"] if code else []
+            if not stop.is_set() and (code := _take_part(errand, launch, stop)):
+                troubles.append(f"rank {errand.place.rank} of `{launch.name}` ended with {code}")
     finally:
         over.set()
         watch.join()
     return troubles
+
+
+def _take_part(errand: Errand, launch: PlannedLaunch, stop: threading.Event) -> int:
+    """What this machine is for in a launch: a rank of the server, load, both, or nothing; the worst exit code."""
+    run, plan, rank = errand.run, errand.plan, errand.place.rank
+    arm = plan.arms[launch.arm]
+    offers = clients.offers(plan, arm, rank)
+    if rank >= arm.nodes:
+        return clients.offer(run, launch.name, plan.start_timeout_s, stop) if offers else 0
+    if not offers:
+        return ranks.serve(run, plan, launch.name, rank, arm.nodes, site=errand.site, stop=stop)
+    split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
+    with clients.worker(clients.contact(run, launch.name), plan.start_timeout_s, split.client):
+        return ranks.serve(run, plan, launch.name, rank, arm.nodes, site=errand.site, stop=stop, cpus=split.server)
 
 
 def _watch_head(errand: Errand, stop: threading.Event, over: threading.Event) -> None:

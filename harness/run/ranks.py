@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from harness.errors import HarnessError, InputError
 from harness.recipe.plan import Plan, PlannedArm
 from harness.recipe.site import Site
 from harness.recipe.site import load as load_site
-from harness.run import diagnose, logs, ports, privacy, supervise
+from harness.run import clients, diagnose, logs, ports, privacy, supervise
 from harness.run.executors import local
 from harness.run.launch import Launched
 from harness.run.rendezvous import SILENT_S, Follower
@@ -31,6 +32,17 @@ from harness.run.supervise import AT_ONCE, StopReport
 
 LOST = 5  # as the errors of a server that failed
 _LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs of this machine for a server and for a load's worker beside it; empty: all that we may use."""
+
+    server: tuple[int, ...] = ()
+    client: tuple[int, ...] = ()
+
+
+_ALL = Cpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +65,22 @@ def serve(  # noqa: PLR0913 - the last three by name
     *,
     site: Site | None = None,
     stop: threading.Event | None = None,
-    cpus: tuple[int, ...] = (),
+    cpus: Cpus = _ALL,
     silent_s: float = SILENT_S,
 ) -> int:
-    """Be one rank of a launch for as long as rank 0 measures it, through every server it starts for that.
+    """Be one machine of a launch for as long as rank 0 measures it, through every server it starts for that.
+
+    A machine from `nodes` on runs no server. Where the plan says so, a machine offers load, with or without a server.
 
     Args:
         run: the run's folder, on a file system that every machine sees.
         plan: its plan.
         launch_name: the launch.
         rank: which machine this is, from 1.
-        nodes: how many there are.
+        nodes: how many the server spans.
         site: site facts; by default this machine's.
         stop: when set, what runs here is stopped and this returns.
-        cpus: those the server may run on; empty: all that we may use.
+        cpus: those that the server and the load's worker may run on.
         silent_s: rank 0 is given up when nothing has been heard of it for so long.
 
     Returns:
@@ -75,17 +89,28 @@ def serve(  # noqa: PLR0913 - the last three by name
     """
     stop = stop or threading.Event()
     arm = plan.arms[next(planned.arm for planned in plan.launches if planned.name == launch_name)]
-    with Follower(run.launch_folder(launch_name), rank, nodes, silent_s=silent_s) as follower:
-        if not _met(follower, stop, plan.start_timeout_s):
-            _say(rank, f"rank 0 of `{launch_name}` was not heard within {plan.start_timeout_s:.0f} s")
-            return LOST
-        try:
-            found = local.environment(plan, arm)
-            site = site or load_site()
-            server = local.server_of(arm, found, local.model(arm, found, site), site)
-        except HarnessError as error:
-            return _refuse(follower, error, stop)
-        return _serve(Part(run, launch_name, arm, replace(server, port=0, cpus=cpus), stop), follower)
+    if rank >= nodes:
+        return clients.offer(run, launch_name, plan.start_timeout_s, stop)
+    with ExitStack() as beside:
+        if clients.offers(plan, arm, rank):
+            place = clients.contact(run, launch_name)
+            beside.enter_context(clients.worker(place, plan.start_timeout_s, cpus.client))
+        follower = Follower(run.launch_folder(launch_name), rank, nodes, silent_s=silent_s)
+        with follower:
+            if not _met(follower, stop, plan.start_timeout_s):
+                _say(rank, f"rank 0 of `{launch_name}` was not heard within {plan.start_timeout_s:.0f} s")
+                return LOST
+            try:
+                server = replace(_server(plan, arm, site or load_site()), port=0, cpus=cpus.server)
+            except HarnessError as error:
+                return _refuse(follower, error, stop)
+            return _serve(Part(run, launch_name, arm, server, stop), follower)
+
+
+def _server(plan: Plan, arm: PlannedArm, site: Site) -> Server:
+    """This machine's server, environment and model checked here as rank 0 checks its own."""
+    found = local.environment(plan, arm)
+    return local.server_of(arm, found, local.model(arm, found, site), site)
 
 
 def _met(follower: Follower, stop: threading.Event, patience_s: float) -> bool:
@@ -162,6 +187,7 @@ def _start(part: Part, follower: Follower, rank: Rank) -> Launched:
         port=server.port,
         argv=privacy.redact_argv(command.argv, hidden),
         variables=privacy.redact_variables(command.variables, hidden),
+        cpus=list(server.cpus),
         log=str(log.relative_to(part.run.path)),
     )
     return Launched(engine, server, process, log, 0.0, log_offset=began, oom_kills=diagnose.oom_kills())
@@ -214,8 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     try:
         run = open_run(arguments.run)
-        if not 0 < arguments.rank < arguments.nodes:
-            raise InputError(f"rank {arguments.rank} of {arguments.nodes} is none above 0")
+        if arguments.rank < 1:
+            raise InputError(f"rank {arguments.rank} is none above 0")
         with interruptible(stop, lambda kind, **facts: _say(arguments.rank, f"{kind}: {facts.get('text', '')}")):
             return serve(run, run.plan(), arguments.launch, arguments.rank, arguments.nodes, stop=stop)
     except HarnessError as error:

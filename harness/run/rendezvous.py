@@ -209,7 +209,10 @@ class Head:
         """What the record says of the other ranks: where each ran, and what was executed there."""
         told = [(rank, ear.listen()) for rank, ear in self._ears.items()]
         return [
-            {"rank": rank, **{name: said.get(name) for name in ("node", "pid", "port", "argv", "variables", "log")}}
+            {
+                "rank": rank,
+                **{name: said.get(name) for name in ("node", "pid", "port", "argv", "variables", "cpus", "log")},
+            }
             for rank, said in told
         ]
 

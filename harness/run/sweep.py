@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import requests
@@ -15,6 +15,7 @@ from harness.engines.engine import Engine, Model, Sampling
 from harness.files import append_line
 from harness.load.capacity import Capacities
 from harness.load.client import Load, Target, run_level
+from harness.load.distributed import Workers
 from harness.load.observe import Observer
 from harness.load.prompts import PromptSet
 from harness.load.records import LevelTrace, RequestRecord
@@ -51,14 +52,26 @@ class Bench:
     deadline: float  # when the run must end, by the monotonic clock
     capacities: Capacities
     facts: dict[str, Any] = field(default_factory=dict)  # what the warm-up showed, part of every level's record
+    processes: int | None = None  # measuring processes on each machine that offers load; None: as many as needed
+    workers: Workers | None = None  # the machines that offer the load; None: this one alone
 
     @property
     def target(self) -> Target:
-        """Where requests go."""
+        """Where this machine's requests go."""
         tls = self.server.server.tls
         if tls is None:
             return Target(self.server.host, self.server.port)
         return Target(self.server.host, self.server.port, tls=True, ca_file=tls.ca_file, insecure=tls.insecure)
+
+    def offer(self, load: Load, requests: Sequence[Prepared], **watched: Any) -> LevelTrace:
+        """Run a level from wherever its load comes."""
+        load = replace(load, processes=self.processes)
+        if self.workers is None:
+            return run_level(self.target, load, requests, **watched)
+        target = self.target
+        if launching.is_loopback(target.host):
+            target = replace(target, host=self.workers.address)
+        return self.workers.run_level(target, load, requests, **watched)
 
 
 def warm_up(bench: Bench) -> None:
@@ -108,8 +121,7 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
             profiler.seen(counts)
             bench.tell("level-progress", launch=bench.launch.name, level=level.name, **counts)
 
-        trace = run_level(
-            bench.target,
+        trace = bench.offer(
             _load(level),
             list(prepare(bench, cell.first_prompt, cell.prompts)),
             on_record=lambda record: append_line(path, privacy.redact_text(record.to_line(), bench.server.secrets)),
@@ -226,7 +238,7 @@ def _judge(
         answers=bench.answers,
         log=bench.server.log_text(),
         deltas=observer.deltas(),
-        died=death.name if death else None,
+        died=str(death) if death else None,
         restarted=observer.restarted(),
         throttles=observer.throttles(),
         drift=bench.run.launch(bench.launch.name).get("drift", ()),

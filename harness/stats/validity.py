@@ -41,6 +41,7 @@ class Limits:
         capacity_share: share of what the client can read here, by its calibration; without one, of its CPU time.
         merged_share: share of chunks whose arrival is known only as an interval.
         clock_step_s: how far the wall clock, whose stamps arrivals carry, may be set.
+        clock_bound_s: how far apart the clocks of machines that offer a load together may be without our knowing.
     """
 
     failed_share: float = 0.05
@@ -56,6 +57,7 @@ class Limits:
     capacity_share: float = 0.70
     merged_share: float = 0.01
     clock_step_s: float = 0.001
+    clock_bound_s: float = 0.010
 
 
 class Rate(NamedTuple):
@@ -309,6 +311,10 @@ def _client(result: LevelResult, context: Context) -> Iterator[Finding]:
     if step > context.limits.clock_step_s:
         message = f"the wall clock, whose stamps arrivals carry, was set by {step * 1e3:.1f} ms during the level"
         yield Finding("suspect", "clock-step", message)
+    bound = max((host["clock_bound_s"] for host in result.client.get("hosts", ())), default=0.0)
+    if bound > context.limits.clock_bound_s:
+        message = f"the clocks of the machines that offer the load are compared to within {bound * 1e3:.1f} ms only"
+        yield Finding("suspect", "clocks-apart", message)
 
 
 def _lag(result: LevelResult, limits: Limits) -> Iterator[Finding]:

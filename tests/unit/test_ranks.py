@@ -40,6 +40,7 @@ workload: {{prompts: coding, max_tokens: 24}}
 warmup: {{requests: 1, level_requests: 0}}
 sweep: {{concurrency: [2], requests: {requests}}}
 timeouts: {{start_s: {start_s}}}
+client: {{{client}}}
 on_failure: {on_failure}
 """
 LAUNCH = "01-only"
@@ -49,8 +50,9 @@ class Group:
     """A run folder, and the other ranks' agents as processes of their own."""
 
     def __init__(self, folder: Path, nodes: int = 4, **recipe: Any) -> None:
+        folder.mkdir(exist_ok=True)
         path = folder / "r.yaml"
-        defaults = {"args": "", "requests": 6, "start_s": 60, "on_failure": "stop"}
+        defaults = {"args": "", "requests": 6, "start_s": 60, "on_failure": "stop", "client": "nodes: 1"}
         path.write_text(RECIPE.format(nodes=nodes, **defaults | recipe))
         expanded = load(path)
         site = Site(folder / "no-site.yaml")
@@ -140,6 +142,27 @@ def test_four_ranks_measure_a_level_and_every_one_is_verified_gone(group: Any) -
     assert record["stop"]["ok"]
     meeting = {word["argv"][-1] for word in record["ranks"]}
     assert meeting == {f"{wide.word(0)['host']}:{wide.word(0)['port']}"}
+
+
+def test_the_load_of_a_server_on_two_machines_comes_from_both(group: Any) -> None:
+    wide = group(nodes=2, client="nodes: 2, processes: 1")
+    assert wide.measure() == []
+    assert wide.ended(1)[0] == 0
+    level = wide.run.level(LAUNCH, "c2")
+    assert (level.ok, level.output_tokens, level.client["processes"]) == (6, 6 * 24, 2)
+    assert [host["requests"] for host in level.client["hosts"]] == [3, 3]
+    assert wide.run.launch(LAUNCH)["argv"][4] == "0.0.0.0"
+    assert not (wide.run.launch_folder(LAUNCH) / "clients.json").exists()
+
+
+def test_a_machine_without_a_server_offers_the_load(group: Any) -> None:
+    apart = group(nodes=1, client="node: separate")
+    apart.agent(1)
+    assert apart.measure() == []
+    assert apart.ended(1)[0] == 0
+    level = apart.run.level(LAUNCH, "c2")
+    assert (level.ok, len(level.client["hosts"])) == (6, 1)
+    assert "ranks" not in apart.run.launch(LAUNCH)
 
 
 def test_a_rank_that_dies_ends_the_level_as_invalid_and_is_named_with_its_own_last_lines(group: Any) -> None:
@@ -255,10 +278,13 @@ def test_a_rank_whose_rank_0_was_killed_stops_by_itself(group: Any, tmp_path: Pa
         assert not running(pid)
 
 
-def test_ranks_on_one_machine_alone_are_refused_before_anything_starts(group: Any) -> None:
+def test_ranks_on_one_machine_alone_are_refused_before_anything_starts(group: Any, tmp_path: Path) -> None:
     wide = group(nodes=2, agents=False)
     wide.job = replace(wide.job, node={})
-    with pytest.raises(InputError, match="spans 2 machines, and this is one"):
+    with pytest.raises(InputError, match="a server of `only` spans 2 machines, and this is one"):
+        wide.measure()
+    wide.job = replace(wide.job, plan=Group(tmp_path / "apart", 1, client="nodes: 2").plan)
+    with pytest.raises(InputError, match="the load of `only` comes from other machines, and this is one"):
         wide.measure()
     assert not (wide.run.launch_folder(LAUNCH) / "ranks").exists()
 

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from harness.errors import HarnessError, InputError, LockError, ServerError
 from harness.files import sha256_file
 from harness.load import prompts
 from harness.load.capacity import Capacities
+from harness.load.distributed import Workers
 from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
+from harness.run import clients, privacy, sweep
 from harness.run import launch as launching
-from harness.run import privacy, sweep
 from harness.run.diagnose import Diagnosis
 from harness.run.launch import Launched, Reached
 from harness.run.rendezvous import Head
@@ -42,6 +43,7 @@ class Job:
     node: Mapping[str, Any] = field(default_factory=dict)  # what the record says about where this runs
     server_cpus: tuple[int, ...] = ()  # those that servers may run on; empty: all that we may use
     ranks: Head | None = None  # the other machines of a server that spans several; `carry_out` gathers them
+    workers: Workers | None = None  # the machines that offer the load, where that is not this one; gathered likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +141,18 @@ def carry_out(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) ->
         ServerError: the server failed and the plan says to stop.
         HarnessError: environment, model or port are not as planned.
     """
-    nodes = job.plan.arms[planned.arm].nodes
-    if nodes == 1:
+    nodes, apart = job.plan.arms[planned.arm].nodes, clients.apart(job.plan)
+    if (nodes > 1 or apart) and not job.node:
+        spans = f"a server of `{planned.arm}` spans {nodes} machines"
+        wanted = spans if nodes > 1 else f"the load of `{planned.arm}` comes from other machines"
+        raise InputError(f"{wanted}, and this is one", hint="run it on a cluster: `harness run RECIPE --on slurm`")
+    with ExitStack() as others:
+        if nodes > 1:
+            job = replace(job, ranks=others.enter_context(Head(job.run.launch_folder(planned.name), nodes)))
+        if apart:
+            gathering = clients.gathered(job.run, job.plan, planned.name, job.stop)
+            job = replace(job, workers=others.enter_context(gathering))
         return _measured(job, planned, cells)
-    if not job.node:
-        raise InputError(
-            f"a server of `{planned.arm}` spans {nodes} machines, and this is one",
-            hint="run it on a cluster: `harness run RECIPE --on slurm`",
-        )
-    with Head(job.run.launch_folder(planned.name), nodes) as ranks:
-        return _measured(replace(job, ranks=ranks), planned, cells)
 
 
 def _measured(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) -> list[str]:
@@ -189,6 +193,8 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
             job.stop,
             job.deadline,
             job.capacities,
+            processes=job.plan.client.processes,
+            workers=job.workers,
         )
         sweep.warm_up(bench)
         for index, cell in enumerate(cells):
@@ -248,6 +254,8 @@ def _live(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
     arm = job.plan.arms[planned.arm]
     engine, found = engine_of(arm.engine), environment(job.plan, arm)
     server = replace(server_of(arm, found, model(arm, found, job.site), job.site), cpus=job.server_cpus)
+    if job.workers is not None and arm.url is None and launching.is_loopback(server.host):
+        server = replace(server, host="::" if ":" in job.workers.address else "0.0.0.0")  # others ask it too
     _say(job, planned, f"starting {_label(engine)}")
     job.run.event("launch", launch=planned.name, arm=planned.arm)
     record: dict[str, Any] = {
