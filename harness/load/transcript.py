@@ -149,24 +149,18 @@ def _since(value: int | None, zero: int) -> float | None:
 
 
 def _reads(log: list[Any]) -> _Reads:
-    ends, stamps, kernel, total = [], [], bool(log), 0
-    for (data, ancillary, _, _), read_ns, _ in log:
-        total += len(data)
-        ends.append(total)
-        stamp = _stamp(ancillary) if ancillary else None
-        if stamp is None or stamp > read_ns:
+    stamps, kernel = [], bool(log)
+    for (_, ancillary, _, _), read_ns, _ in log:
+        stamp = 0
+        for _, kind, data in ancillary:
+            if kind == _SO_TIMESTAMPING and len(data) >= _STAMP.size:
+                seconds, nanoseconds = _STAMP.unpack_from(data)
+                stamp = seconds * 1_000_000_000 + nanoseconds
+        if not 0 < stamp <= read_ns:
             kernel, stamp = False, read_ns
         stamps.append(stamp)
+    ends = list(itertools.accumulate(len(entry[0][0]) for entry in log))
     return _Reads(ends, stamps, [entry[1] for entry in log], [entry[2] for entry in log], kernel)
-
-
-def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    for _, kind, data in ancillary:
-        if kind == _SO_TIMESTAMPING and len(data) >= _STAMP.size:
-            seconds, nanoseconds = _STAMP.unpack_from(data)
-            if seconds:
-                return int(seconds) * 1_000_000_000 + int(nanoseconds)
-    return None
 
 
 def _listen(answer: wire.Response) -> tuple[stream.Said, str | None, str | None]:
