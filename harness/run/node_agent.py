@@ -27,10 +27,10 @@ from harness.errors import HarnessError, Interrupted, MeasurementError
 from harness.files import append_line
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
 from harness.recipe.site import Site
-from harness.run import facts as machine
 from harness.run import clients, needs, ranks, supervise
+from harness.run import facts as machine
 from harness.run.executors import local
-from harness.run.executors.slurm import pieces, queue
+from harness.run.executors.slurm import queue
 from harness.run.executors.slurm.orders import NOT_SHARED, Report, Submission, SubmittedOrder
 from harness.run.store import Run, now, open_run
 
@@ -336,12 +336,10 @@ def _serve(errand: Errand, stop: threading.Event) -> list[str]:
     watch = threading.Thread(target=_watch_head, args=(errand, stop, over), name="head", daemon=True)
     watch.start()
     troubles = []
-    split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
-    cpus = ranks.Cpus(split.server, split.client)
     try:
         for launch in (launch for launch in errand.plan.launches if launch.name in launches):
-            if not stop.is_set() and (code := _take_part(errand, launch, stop)):
-                troubles.append(f"rank {errand.place.rank} of `{launch.name}` ended with {code}")
+            code = 0 if stop.is_set() else _take_part(errand, launch, stop)
+            troubles += [f"rank {errand.place.rank} of `{launch.name}` ended with {code}"] if code else []
     finally:
         over.set()
         watch.join()
@@ -355,11 +353,11 @@ def _take_part(errand: Errand, launch: PlannedLaunch, stop: threading.Event) -> 
     offers = clients.offers(plan, arm, rank)
     if rank >= arm.nodes:
         return clients.offer(run, launch.name, plan.start_timeout_s, stop) if offers else 0
-    if not offers:
-        return ranks.serve(run, plan, launch.name, rank, arm.nodes, site=errand.site, stop=stop)
-    split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
-    with clients.worker(clients.contact(run, launch.name), plan.start_timeout_s, split.client):
-        return ranks.serve(run, plan, launch.name, rank, arm.nodes, site=errand.site, stop=stop, cpus=split.server)
+    cpus = ranks.Cpus()
+    if offers:
+        split = split_cpus(sorted(os.sched_getaffinity(0)), errand.order.client_cpus)
+        cpus = ranks.Cpus(split.server, split.client)
+    return ranks.serve(run, plan, launch.name, rank, arm.nodes, site=errand.site, stop=stop, cpus=cpus)
 
 
 def _watch_head(errand: Errand, stop: threading.Event, over: threading.Event) -> None:

@@ -8,13 +8,14 @@ is what we want to be tested against.
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "squeue", "munged")
 NODES = ("n1", "n2", "n3", "n4")
@@ -111,21 +112,19 @@ class Cluster:
         daemon = self.daemons.pop(node)
         daemon.kill()
         daemon.wait()
-        for pid in self.processes_on(node):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in self.processes_on(node):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
-    def processes_on(self, node: str) -> list[int]:
-        """Whoever runs in a job on a node, by the node's name in their environment, and their step daemons."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"SLURMD_NODENAME={node}".encode() in variables:
-                found.append(int(folder.name))
-        return found
+    def processes_on(self, node: str) -> list[psutil.Process]:
+        """Step daemons of a node first, then whoever runs below them with the node's name in the environment."""
+        found, daemons = [], set()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("SLURMD_NODENAME") == node:
+                    found.append(process)
+                    daemons |= {each for each in process.parents() if each.name().startswith("slurmstepd")}
+        return [*daemons, *found]
 
     def idle(self) -> int:
         """How many nodes are idle."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -149,6 +150,8 @@ def place(cluster: Cluster, tmp_path: Path) -> Iterator[Site]:
         yield made
     finally:
         cluster.empty()
+        for pid in made.servers():  # what a test crashed on purpose
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import json
 import os
-import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,11 @@ def test_a_node_that_fails_costs_the_level_it_was_at_and_leaves_no_survivor(plac
 
 def _crash(cluster: Cluster, node: str) -> None:
     """A node falls over: its daemon, the agent and the server's reaper die in the same instant."""
-    agents = [pid for pid in cluster.processes_on(node) if "harness.run.node_agent" in psutil.Process(pid).cmdline()]
-    for pid in agents:
-        os.kill(pid, signal.SIGSTOP)
-        for child in psutil.Process(pid).children(recursive=True):
+    here = cluster.processes_on(node)
+    for process in here:
+        process.suspend()
+    for child in {child for process in here for child in process.children(recursive=True)}:
+        with suppress(psutil.Error):  # the server dies with its reaper
             if any(word.endswith("/reaper.py") for word in child.cmdline()):
                 child.kill()
     cluster.kill_node(node)

@@ -24,6 +24,7 @@ from harness.run.sweep import Tell
 
 _RESUME = "go on with `harness run RECIPE --on slurm --resume`"
 _LOG_LINES = 8
+_COMPLETING_S = 20.0
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Task:
     doubtful_since: float | None = None
     _told: set[str] = field(default_factory=set)
     _offset: int = 0
+    _completing: float | None = None
 
     @property
     def name(self) -> str:
@@ -55,6 +57,11 @@ class Task:
     def log(self) -> Path:
         """What it printed."""
         return self.submission.log_path(self.job.number, self.number)
+
+    def lingers(self) -> bool:
+        """Whether its agent's last word was said some time ago: an epilog that hangs is not ours to wait for."""
+        self._completing = self._completing or time.monotonic()
+        return time.monotonic() - self._completing > _COMPLETING_S
 
     def once(self, text: str) -> bool:
         """Whether this was not said of it before."""
@@ -166,8 +173,8 @@ def _look(task: Task, row: Seen | None, site: Slurm, tell: Tell, wishes: Wishes)
     task.seen = seen or task.seen
     where = phase(seen.state) if seen else Phase.UNKNOWN
     report = task.report
-    if where is Phase.RUNNING and seen and seen.state == "COMPLETING" and report and report.state != "running":
-        where = Phase.ENDED  # its last word is said; an epilog that hangs is not ours to wait for
+    if seen and seen.state == "COMPLETING" and report and report.state != "running" and task.lingers():
+        where = Phase.ENDED
     if where is not Phase.UNKNOWN and not (where is Phase.RUNNING and report is None):
         task.doubtful_since = None
     if where is Phase.ENDED:
