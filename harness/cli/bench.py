@@ -1,16 +1,20 @@
 """Verbs: bench. A sweep over a server that already runs, without a recipe; the recipe it stood for is left behind."""
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from harness.cli.talk import Verbs, common
 from harness.errors import Fault, InputError, MeasurementError
 
 if TYPE_CHECKING:
+    from harness.recipe.plan import Plan
+    from harness.recipe.site import Site
     from harness.run.store import Run
 
 _DIALECTS = ("chat", "completions", "generate")
@@ -35,7 +39,7 @@ def register(verbs: Verbs) -> None:
     bench.add_argument("--stop-early", action="store_true", help="let answers end by themselves (no ignore_eos)")
     bench.add_argument("--warmup", type=int, default=0, metavar="N", help="unmeasured requests first (default: 0)")
     bench.add_argument(
-        "--goodput", nargs="+", metavar="NAME:MS", help="count requests that keep these: ttft:500 tpot:50 e2e:20000"
+        "--goodput", action="append", metavar="NAME:MS,...", help="count requests that keep these: ttft:500,tpot:50"
     )
     bench.add_argument("--ca-file", type=Path, metavar="FILE", help="https: certificate of the server's authority")
     bench.add_argument("--insecure", action="store_true", help="https: believe any certificate")
@@ -48,23 +52,53 @@ def run_bench(arguments: argparse.Namespace) -> int:
     """`harness bench`."""
     recipe = recipe_of(arguments)
     from harness.cli.live import LiveView
-    from harness.files import write_atomic
-    from harness.recipe import expand
-    from harness.recipe import plan as planning
-    from harness.recipe.gather import gather
     from harness.recipe.site import load as load_site
     from harness.run import store
     from harness.run.run import execute
 
-    path = arguments.out / "recipes" / f"{recipe['recipe']}.yaml"
-    write_atomic(path, _yaml(recipe))
     site = load_site()
-    expanded = expand.load(path)
-    plan = planning.make(expanded, gather(expanded, site))
+    plan = _planned(arguments.out / "recipes", recipe, site)
     run = store.create(arguments.out, plan, name=arguments.name)
     with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
         outcome = execute(run, plan, site, _rows(arguments, view.tell))
     return _finish(arguments, run, outcome.troubles)
+
+
+def _planned(folder: Path, recipe: dict[str, Any], site: "Site") -> "Plan":
+    """The plan of a recipe, which is then kept as a file of its own; one that is wrong leaves no file.
+
+    Raises:
+        InputError: every fault of the command line that only a recipe's rules find.
+    """
+    from harness.recipe import expand
+    from harness.recipe import plan as planning
+    from harness.recipe.gather import gather
+
+    path, fresh = _kept(folder, recipe["recipe"], _yaml(recipe))
+    try:
+        expanded = expand.load(path)
+        return planning.make(expanded, gather(expanded, site))
+    except InputError as error:
+        if fresh:
+            path.unlink()
+        # They wrote a command line, not the file whose lines a fault names.
+        raise (
+            InputError.of([replace(fault, where=None) for fault in error.faults]) if error.faults else error
+        ) from error
+
+
+def _kept(folder: Path, name: str, text: str) -> tuple[Path, bool]:
+    """The file that holds a recipe, and whether it is new: the same recipe is kept once, and no other is lost."""
+    from harness.files import write_atomic
+
+    for number in itertools.count(1):
+        path = folder / (f"{name}.yaml" if number == 1 else f"{name}-{number}.yaml")
+        if not path.exists():
+            write_atomic(path, text)
+            return path, True
+        if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
+            return path, False
+    raise AssertionError("numbers do not end")
 
 
 def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,14 +108,7 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
         InputError: an option makes no sense; every fault at once.
     """
     faults: list[Fault] = []
-    where = urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
-    try:
-        port = where.port
-    except ValueError:
-        port = None
-        faults.append(Fault(f"`{arguments.url}` has no valid port"))
-    if where.scheme not in {"http", "https"} or not where.hostname:
-        faults.append(Fault(f"`{arguments.url}` is not a URL of a server", hint="like http://127.0.0.1:8000"))
+    where, port = _split(arguments.url, faults)
     if (arguments.ca_file or arguments.insecure) and where.scheme != "https":
         faults.append(Fault("--ca-file and --insecure are for https", hint=f"`{arguments.url}` is not encrypted"))
     if where.path not in {"", "/"}:
@@ -112,6 +139,22 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _split(url: str, faults: list[Fault]) -> tuple[SplitResult, int | None]:
+    """A URL's parts and its port, None where it names none."""
+    try:
+        where = urlsplit(url if "//" in url else f"http://{url}")
+    except ValueError as error:  # a bracket that is never closed
+        faults.append(Fault(f"`{url}` is not a URL: {error}", hint="like http://127.0.0.1:8000 or http://[::1]:8000"))
+        return urlsplit("http://unknown"), None
+    if where.scheme not in {"http", "https"} or not where.hostname:
+        faults.append(Fault(f"`{url}` is not a URL of a server", hint="like http://127.0.0.1:8000"))
+    try:
+        return where, where.port
+    except ValueError:
+        faults.append(Fault(f"`{url}` has no valid port"))
+        return where, None
+
+
 def _trust(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.ca_file:
         return {"ca_file": str(arguments.ca_file.resolve())}
@@ -138,7 +181,7 @@ def _sweep(arguments: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]
 def _objectives(words: Sequence[str], faults: list[Fault]) -> dict[str, float]:
     """`ttft:500` in milliseconds, as peers write it, to `ttft_s: 0.5`."""
     objectives = {}
-    for word in words:
+    for word in (part.strip() for each in words for part in each.split(",")):
         name, _, text = word.partition(":")
         if name not in {"ttft", "tpot", "e2e"}:
             faults.append(Fault(f"--goodput: `{word}` names no objective", hint="ttft, tpot or e2e, as in ttft:500"))
@@ -183,7 +226,8 @@ def _rows(arguments: argparse.Namespace, tell: Any) -> Any:
 
     def told(kind: str, **facts: Any) -> None:
         if kind == "level-done" and not arguments.talk.as_json:
-            sys.stdout.write(seeds_row(facts["result"]) + "\n")
+            simulated = " | simulated" if facts["result"].simulated else ""
+            sys.stdout.write(f"{seeds_row(facts['result'])}{simulated}\n")
             sys.stdout.flush()
         else:
             tell(kind, **facts)
@@ -196,7 +240,8 @@ def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]
 
     results = [result for _, result in run.levels()]
     data = {"run": str(run.path), "levels": [result.model_dump(mode="json") for result in results]}
-    arguments.talk.data(data, levels_table(results, f"run {run.run_id}"))
+    label = " (simulated)" if any(result.simulated for result in results) else ""
+    arguments.talk.data(data, levels_table(results, f"run {run.run_id}{label}"))
     for result in results:
         for reason in result.verdict.reasons:
             arguments.talk.line(f"{result.level['name']}: {result.verdict.state}: {reason.message}")

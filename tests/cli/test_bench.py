@@ -151,7 +151,7 @@ def read_or_get(sock):
 
 def test_goodput_counts_the_requests_that_keep_every_objective_and_is_printed(truth, tmp_path):
     words = ["-c", "2", "-n", "6", "--max-tokens", "8", "--name"]
-    all_keep = bench(tmp_path, truth.url, *words, "easy", "--goodput", "ttft:60000", "tpot:60000")
+    all_keep = bench(tmp_path, truth.url, *words, "easy", "--goodput", "ttft:60000,tpot:60000")
     none_keep = bench(tmp_path, truth.url, *words, "hard", "--goodput", "e2e:0.001")
     assert (all_keep.returncode, none_keep.returncode) == (0, 0), all_keep.stderr + none_keep.stderr
     (path,) = (tmp_path / "runs" / "easy").glob("launches/*/levels/*/level.json")
@@ -165,7 +165,7 @@ def test_goodput_counts_the_requests_that_keep_every_objective_and_is_printed(tr
 
 
 def test_objectives_that_make_no_sense_are_named(tmp_path):
-    done = bench(tmp_path, "http://127.0.0.1:1", "--insecure", "--goodput", "ttft:fast", "itl:5")
+    done = bench(tmp_path, "--goodput", "ttft:fast, itl:5", "http://127.0.0.1:1", "--insecure")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: 3 faults",
@@ -173,3 +173,44 @@ def test_objectives_that_make_no_sense_are_named(tmp_path):
         "  --goodput: `fast` is not a number above zero",
         "  --goodput: `itl:5` names no objective (ttft, tpot or e2e, as in ttft:500)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://[::1", "`http://[::1` is not a URL: Invalid IPv6 URL"),
+        ("127.0.0.1:port", "`127.0.0.1:port` has no valid port"),
+        ("http://", "`http://` is not a URL of a server"),
+    ],
+)
+def test_an_address_that_is_none_is_one_clear_error(tmp_path, url, said):
+    done = bench(tmp_path, url)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {said}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_only_a_recipes_rules_find_is_named_without_lines_nobody_wrote_and_leaves_no_recipe(tmp_path):
+    done = bench(tmp_path, "127.0.0.1:1", "--temperature", "-1", "--prompts", "nowhere")
+    assert done.returncode == 2
+    assert "error: `workload.temperature`: must be at least 0, got `-1.0`" in done.stderr
+    assert ".yaml" not in done.stderr
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_a_recipe_that_another_sweep_left_is_never_lost(truth, tmp_path):
+    recipes = tmp_path / "runs" / "recipes"
+    for tokens in (4, 4, 5):
+        assert bench(tmp_path, truth.url, "-c", "1", "-n", "1", "--max-tokens", tokens).returncode == 0
+    first, second = sorted(recipes.iterdir(), key=lambda path: len(path.name))
+    assert (first.name, second.name) == (f"bench-127.0.0.1-{truth.port}.yaml", f"bench-127.0.0.1-{truth.port}-2.yaml")
+    assert "max_tokens: 4" in first.read_text()
+    assert "max_tokens: 5" in second.read_text()
+
+
+def test_what_a_simulated_server_did_is_called_simulated(tmp_path):
+    with serving(simulated.ENGINE, tmp_path, args={"step-ms": 1, "sequence-ms": 0.1}) as server:
+        done = bench(tmp_path, f"127.0.0.1:{server.port}", "-c", "1", "-n", "2", "--max-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    row, title = done.stdout.splitlines()[:2]
+    assert row.endswith("ok: 2/2 | simulated")
+    assert title.strip().endswith("(simulated)")
