@@ -68,5 +68,13 @@ def test_every_limit_that_is_named_is_there_with_the_value_that_is_said():
             said[name] = float(value) / (100 if unit == "%" else 1000)
     assert said == {
         name: pytest.approx(limits[name])
-        for name in ("capacity_share", "lag_unstamped_s", "lag_share", "skew_s", "merged_share", "clock_step_s")
+        for name in (
+            "capacity_share",
+            "lag_unstamped_s",
+            "lag_share",
+            "skew_s",
+            "merged_share",
+            "clock_step_s",
+            "clock_bound_s",
+        )
     } | {"in_flight_share": pytest.approx(limits["in_flight_share"])}
