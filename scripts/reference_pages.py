@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from harness import errors
-from harness.cli import _parser
+from harness.cli import parser as every_verb
 from harness.env.spec import EnvSpec
 from harness.recipe.references import Reference
 from harness.recipe.schema import Recipe
@@ -60,7 +60,7 @@ def _commands() -> Iterator[str]:
     yield "# Commands\n"
     yield "Each verb also takes `--json` (the answer as JSON), `-q` (errors only), `-v` (more talk) and `-h`. stdout is data,"
     yield "stderr is talk. [Exit codes](exit-codes.md) are the same everywhere.\n"
-    for name, parser, summary in _verbs(_parser()):
+    for name, parser, summary in _verbs(every_verb()):
         yield from _command(f"harness {name}", parser, summary)
 
 

@@ -24,6 +24,7 @@ from harness.cli import (
     publishing,
     reports,
     results,
+    starting,
     validation,
 )
 from harness.cli.talk import Talk
@@ -37,8 +38,7 @@ EXIT_CODES = """exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns its exit code."""
     _open_closed_streams()
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     talk = Talk.from_arguments(arguments)
     arguments.talk = talk
     try:
@@ -87,15 +87,16 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as we live
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Every verb with its options."""
+    whole = argparse.ArgumentParser(
         prog="harness",
         description="Declare an environment and an experiment in git; get numbers to be trusted, and their proof.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"harness {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    whole.add_argument("--version", action="version", version=f"harness {__version__}")
+    verbs = whole.add_subparsers(title="verbs", metavar="VERB", required=True)
     for room in (
         environments,
         patches,
@@ -111,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         interop,
         bench,
         machine,
+        starting,
     ):
         room.register(verbs)
-    return parser
+    return whole

@@ -15,7 +15,7 @@ from harness.recipe.schema import Compare, Grid, Recipe, Setup
 from harness.strict import Document, M, Pointer, merge, parse, read, suggest
 
 ARM_KEYS = ("env", "model", "server", "workload")
-_GRID_KEYS = ("matrix", "zip", "exclude")
+GRID_KEYS = ("matrix", "zip", "exclude")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +147,11 @@ def _written(document: Document, faults: list[Fault]) -> Iterator[_Written]:
     for name in arms if isinstance(arms, dict) else ():
         pointer: Pointer = ("arms", name)
         data = arms[name] if isinstance(arms[name], dict) else {}
-        known = (*ARM_KEYS, *_GRID_KEYS)
+        known = (*ARM_KEYS, *GRID_KEYS)
         wrong = [key for key in data if key not in known]
         faults += [document.fault((*pointer, key), f"an arm cannot set `{key}`", suggest(key, known)) for key in wrong]
         arm = _slice(document, pointer, {key: value for key, value in data.items() if key in ARM_KEYS})
-        own = _slice(document, pointer, {key: value for key, value in data.items() if key in _GRID_KEYS})
+        own = _slice(document, pointer, {key: value for key, value in data.items() if key in GRID_KEYS})
         varied = _checked(own, Grid, faults) if own.data else None
         yield _Written(
             name, merge(base, arm), tuple(sorted(_leaves(arm.data))), Varied(varied, pointer) if varied else None

@@ -246,7 +246,7 @@ class Recipe(Grid):
     client: Client = Field(default=Client(), description="where the load comes from")
     compare: Compare | None = Field(default=None, description="which arms are compared, and how often each is launched")
     refine: Refine | None = Field(default=None, description="spend launches where the answer is least certain")
-    profile: Profile | None = None
+    profile: Profile | None = Field(default=None, description="trace some launches while they are measured")
     expect: dict[str, list[str]] = Field(
         default={}, description="arm, or what its grid grew from -> features that must prove to be engaged"
     )
