@@ -9,6 +9,8 @@ nox.needs_version = ">=2024.10"
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.default_venv_backend = "venv"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+# Packages that are not named as their program is.
+DEBIAN = {"slurmctld": "slurm-wlm", "munged": "munge"}
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -18,7 +20,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 def install_debian(session: nox.Session, *programs: str) -> None:
     """Debian's packages of programs that this machine lacks; where that is not possible, tests say what they skip."""
-    missing = [program for program in programs if not shutil.which(program)]
+    missing = [DEBIAN.get(program, program) for program in programs if not shutil.which(program)]
     if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -26,8 +28,9 @@ def install_debian(session: nox.Session, *programs: str) -> None:
         return
     codes = range(256)  # no archive in reach is no reason to test nothing
     session.run("apt-get", "update", "-qq", external=True, silent=True, success_codes=codes)
-    session.run("apt-get", "install", "-y", "-qq", *missing, external=True, silent=True, success_codes=codes)
-    if absent := [program for program in missing if not shutil.which(program)]:
+    wait = ("-o", "DPkg::Lock::Timeout=300")
+    session.run("apt-get", *wait, "install", "-y", "-qq", *missing, external=True, silent=True, success_codes=codes)
+    if absent := [program for program in programs if not shutil.which(program)]:
         session.log(f"could not be installed: {' '.join(absent)}")
 
 
@@ -43,8 +46,16 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test that needs no slow engine, with a few faults of each kind."""
     install(session, "tests")
-    install_debian(session, "buildah", "debootstrap")
+    install_debian(session, "buildah", "debootstrap", "slurmctld", "munged")
     session.run("python", "-m", "pytest", "-m", "not real and not gpu and not faults", *session.posargs)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Runs on a real Slurm of four nodes on this machine (part of `tests` too); needs root, to install it."""
+    install(session, "tests")
+    install_debian(session, "slurmctld", "munged")
+    session.run("python", "-m", "pytest", "tests/slurm", *session.posargs)
 
 
 @nox.session
