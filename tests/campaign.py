@@ -1,4 +1,4 @@
-"""The campaign of the seeds: which simulated twin each recipe has, and what is true of the twins, by hand and formula."""
+"""The campaign of the seeds: which simulated twin each recipe has, and what is true of the twins, by formula."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,3 +68,65 @@ def _drafts(args: Mapping[str, Any], batch: int) -> int:
     tiers = [part.split(":") for part in args.get("speculative-tiers", "").split(",") if part]
     fitting = [int(drafts) for smallest, drafts in tiers if batch >= int(smallest)]
     return fitting[-1] if fitting else int(args.get("speculative-tokens", 0))
+
+
+# The tables of docs/campaign.md
+
+_CAUTIONS = {"no-lock", "few-requests", "prompts-wrap"}  # of the plan, not of the stack
+
+
+def recipes_table(plans: Mapping[str, Plan], twins: Mapping[str, Plan]) -> str:
+    """Every recipe of the seeds: what it asks, its arms, its twin, and what the twin must answer."""
+    rows = ["| recipe | question | arms x launches | twin | what is true of the twin |", "|---|---|---|---|---|"]
+    for name, plan in sorted(plans.items()):
+        per_arm = len(plan.launches) // len(plan.arms)
+        launches = f"{per_arm} and more" if plan.refine else str(per_arm)
+        twin = TWINS[name]
+        cells = [
+            f"[`{name}`](../recipes/seeds/{name}.yaml)",
+            plan.question,
+            f"{_arms(plan)} x {launches}",
+            f"[`{twin}`](../recipes/simulated/{twin}.yaml)",
+            _answer(twins[twin]),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def rules_table(plans: Mapping[str, Plan]) -> str:
+    """Every rule that fires on a recipe of the seeds, how bad it is, and on which."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, plan in sorted(plans.items()):
+        for finding in plan.findings:
+            if finding.id not in _CAUTIONS:
+                found.setdefault((finding.severity, finding.id), []).append(f"`{name}`")
+    rows = ["| severity | rule | recipes |", "|---|---|---|"]
+    rows += [f"| {severity} | `{rule}` | {', '.join(names)} |" for (severity, rule), names in sorted(found.items())]
+    return "\n".join(rows)
+
+
+def _arms(plan: Plan) -> str:
+    families: dict[str, int] = {}
+    for name in plan.arms:
+        family = name.split(",")[0]
+        families[family] = families.get(family, 0) + 1
+    return ", ".join(f"`{name}`" if count == 1 else f"{count} of `{name}`" for name, count in families.items())
+
+
+def _answer(plan: Plan) -> str:
+    """`eagle3` worse at 1, 2, 5; arms of which the same is true stand together."""
+    patterns: dict[str, list[str]] = {}
+    for name in plan.arms:
+        mine = [(level.removeprefix("c"), said) for arm, level, said in truth(plan) if arm == name]
+        words = [
+            f"{said} at {', '.join(level for level, one in mine if one == said)}"
+            for said in ("better", "same", "worse")
+            if said in {one for _, one in mine}
+        ]
+        if words:
+            patterns.setdefault(", ".join(words), []).append(f"`{name}`")
+    return "; ".join(f"{_some(names)} {words}" for words, names in patterns.items())
+
+
+def _some(names: list[str]) -> str:
+    return " and ".join(names) if len(names) <= 2 else f"all {len(names)} treatments"
