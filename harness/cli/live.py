@@ -25,7 +25,7 @@ class LiveView:
         self._done = 0
         self._started = time.monotonic()
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}  # by launch: on a cluster several go at once
 
     def __enter__(self) -> "LiveView":
         console = self._talk.console(stderr=True)
@@ -71,23 +71,22 @@ class LiveView:
 
     def _on_level_start(self, *, launch: str, level: str, requests: int | None, **_: Any) -> None:
         if self._progress:
-            self._task = self._progress.add_task(
+            self._tasks[launch] = self._progress.add_task(
                 f"[{launch}] {level}".replace("[", "\\["), total=requests or 1, note=""
             )
         elif self._talk.verbose:
             self._line(f"[{launch}] {level}: {requests} requests")
 
-    def _on_level_progress(self, *, done: int, active: int, failed: int, **_: Any) -> None:
-        if self._progress and self._task is not None:
+    def _on_level_progress(self, *, launch: str, done: int, active: int, failed: int, **_: Any) -> None:
+        if self._progress and launch in self._tasks:
             note = f"in flight {active}" + (f"  failed {failed}" if failed else "")
-            self._progress.update(self._task, completed=done, note=note)
+            self._progress.update(self._tasks[launch], completed=done, note=note)
 
     def _on_level_done(self, *, launch: str, result: "LevelResult", reused: bool = False, **_: Any) -> None:
         from harness.publish.tables import seeds_row
 
-        if self._progress and self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
+        if self._progress and launch in self._tasks:
+            self._progress.remove_task(self._tasks.pop(launch))
         self._done += 1
         self._line(f"[{launch}] {seeds_row(result)}{'  (reused)' if reused else self._left()}")
         for reason in result.verdict.reasons:
