@@ -175,6 +175,7 @@ def _config(palette: Palette) -> Spec:
     text = {"labelColor": palette.muted, "titleColor": palette.ink, "labelFontSize": 12, "titleFontSize": 12,
             "titleFontWeight": 500, "labelFontWeight": 400}  # fmt: skip
     return {
+        "aria": False,  # a drawing is one image to a screen reader; the table behind it has the numbers
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "view": {"stroke": None},
         "axis": {**text, "domainColor": palette.muted, "tickColor": palette.muted, "gridColor": palette.grid,

@@ -47,6 +47,7 @@
       actions: false, ast: true, defaultStyle: false, renderer: "svg", tooltip: showTip,
     });
     views.set(id, view);
+    place.querySelector("svg").setAttribute("aria-hidden", "true"); // its place says what it is, the table what is in it
     place.dataset.drawn = chart.label;
   };
 
