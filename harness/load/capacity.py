@@ -3,17 +3,20 @@
 import math
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError, MeasurementError
-from harness.load.client import Load, Target, run_level
+from harness.load.client import Load, Target, default_processes, run_level
 from harness.load.records import LevelTrace
 from harness.load.transcript import Prepared
 
 _SECONDS = 2.0
 _FASTEST_SOURCE = 15_000  # chunks a second that the source in Python can send on one core, with room to spare
 _TRIVIAL = 1_000  # chunks a second that any client reads many times over
+_MANY_STREAMS = 32  # fewer would have to say more than thirty chunks a second each, to be more than trivial
 _BODY = b'{"stream":true,"stream_options":{"include_usage":true}}'
 
 
@@ -32,21 +35,43 @@ class Capacity:
 
 
 class Capacities:
-    """The calibrations of one run: each is made when a level first needs it, between levels, and kept."""
+    """The calibrations of one run: made before a sweep of which some level may need one, else after the level that did.
+
+    There is one for each number of measuring processes, and it is kept.
+    """
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
         self._known: dict[int, Capacity] = {}
 
+    def before(self, loads: Sequence[Load]) -> Iterator[str]:
+        """Calibrate for the levels of a sweep while nothing else runs; a sentence on each calibration, as it begins.
+
+        None is made for a single level, or where no level holds as many streams as could be much to read: should it
+        turn out to be much all the same, the calibration follows the level (see `of`).
+        """
+        wanted: dict[int, int] = {}
+        for load in loads if len(loads) > 1 else ():
+            if (load.concurrency or 0) >= _MANY_STREAMS:
+                processes = load.processes or default_processes(load)
+                wanted[processes] = max(wanted.get(processes, 0), load.concurrency or 0)
+        for processes, streams in sorted(wanted.items()):
+            if processes not in self._known:
+                yield f"calibrating the client for {self._seconds:g} s, with {streams} streams"
+                with suppress(HarnessError):  # the level that needs it will say so
+                    self._known[processes] = calibrate(streams, processes=processes, seconds=self._seconds)
+
     def of(self, trace: LevelTrace) -> tuple[float | None, str]:
         """Chunks a second that the client of a level can read here, and a sentence on how that is known.
 
-        None where it is not worth two seconds: hardly any load, or a level that was over sooner. Whether such a
-        client was busy is seen from its CPU time all the same.
+        None where it is not known yet and not worth two seconds: hardly any load, or a level that was over sooner.
+        Whether such a client was busy is seen from its CPU time all the same.
         """
         client = trace.client
         if client.hosts:
             return None, f"not calibrated: the load came from {len(client.hosts)} machines"
+        if known := self._known.get(client.processes):
+            return _told(known)
         rate = sum(len(record.chunks) for record in trace.records) / client.wall_s if client.wall_s else 0.0
         if rate < _TRIVIAL:
             return None, f"not calibrated: {rate:.0f} chunks/s are few for any client"
@@ -54,13 +79,15 @@ class Capacities:
             return None, f"not calibrated: the level was over in {client.wall_s:.1f} s"
         streams = trace.concurrency or max(count for _, count in trace.in_flight())
         try:
-            found = self._known.get(client.processes) or calibrate(
-                streams, processes=client.processes, seconds=self._seconds
-            )
+            found = calibrate(streams, processes=client.processes, seconds=self._seconds)
         except HarnessError as error:
             return None, f"not calibrated: {error.message}"
         self._known[client.processes] = found
-        return found.chunks_s, f"calibrated: {found.cpu_per_chunk_s * 1e6:.1f} us a chunk at {found.rate_tried:.0f}/s"
+        return _told(found)
+
+
+def _told(found: Capacity) -> tuple[float, str]:
+    return found.chunks_s, f"calibrated: {found.cpu_per_chunk_s * 1e6:.1f} us a chunk at {found.rate_tried:.0f}/s"
 
 
 def calibrate(

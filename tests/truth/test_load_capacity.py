@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.load import capacity
+from harness.load.client import Load
 from harness.load.records import Chunk, ClientFacts, LevelTrace, RequestRecord
 
 FOUND = capacity.Capacity(40_000.0, 25e-6, 15_000.0, 1, 0.0001)
@@ -60,6 +61,35 @@ def test_a_run_calibrates_once_for_each_number_of_processes(monkeypatch):
     two = level(3000, 1.0, processes=2)
     assert capacities.of(two) != first
     assert made == [(6, 1), (6, 2)]
+
+
+def test_a_sweep_with_many_streams_is_calibrated_before_its_first_level(monkeypatch):
+    made = []
+    monkeypatch.setattr(capacity, "calibrate", lambda streams, **more: made.append((streams, more)) or FOUND)
+    capacities = capacity.Capacities(seconds=2.0)
+    loads = [Load(concurrency=count, processes=1) for count in (1, 10, 100, 250)] + [Load(mode="serial")]
+    assert list(capacities.before(loads)) == ["calibrating the client for 2 s, with 250 streams"]
+    assert made == [(250, {"processes": 1, "seconds": 2.0})]
+    assert list(capacities.before(loads)) == []  # known: a launch that follows does not calibrate again
+    assert capacities.of(level(10, 0.1)) == (40_000.0, "calibrated: 25.0 us a chunk at 15000/s")
+
+
+def test_one_level_or_few_streams_do_not_wait_for_a_calibration(monkeypatch):
+    monkeypatch.setattr(capacity, "calibrate", lambda *_, **__: pytest.fail("nobody needs this"))
+    capacities = capacity.Capacities()
+    assert list(capacities.before([Load(concurrency=1000)])) == []
+    assert list(capacities.before([Load(concurrency=count) for count in (1, 2, 5, 10)])) == []
+    assert list(capacities.before([Load(mode="open", concurrency=None, rate=r) for r in (10.0, 500.0)])) == []
+
+
+def test_each_number_of_processes_that_a_sweep_uses_is_tried_with_its_most_streams(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        capacity, "calibrate", lambda streams, **more: made.append((streams, more["processes"])) or FOUND
+    )
+    loads = [Load(concurrency=count, processes=-(-count // 256)) for count in (64, 256, 500, 512)]
+    assert len(list(capacity.Capacities().before(loads))) == 2
+    assert made == [(256, 1), (512, 2)]
 
 
 def test_an_open_loop_is_calibrated_with_as_many_streams_as_it_had_at_once(monkeypatch):

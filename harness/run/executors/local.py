@@ -16,8 +16,9 @@ from harness.errors import HarnessError, InputError, LockError, ServerError
 from harness.files import sha256_file
 from harness.load import prompts
 from harness.load.capacity import Capacities
+from harness.load.client import Load
 from harness.load.distributed import Workers
-from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch
+from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch, PlannedLevel
 from harness.recipe.site import Site
 from harness.run import clients, privacy, sweep
 from harness.run import launch as launching
@@ -176,6 +177,7 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
     """Measure cells until they are done or the server is dead: how many were dealt with, and the death."""
     arm = job.plan.arms[planned.arm]
     loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
+    _calibrate(job, planned, [cell.level for cell in cells])
     with _live(job, planned) as live:
         names = openai.model_names(live.server.models)
         # A server that was running already says itself what requests call its model.
@@ -206,6 +208,15 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
             if (death := live.server.death()) is not None:
                 return index + 1, _died(live.engine, planned, cell, death)
     return len(cells), None
+
+
+def _calibrate(job: Job, planned: PlannedLaunch, levels: Sequence[PlannedLevel]) -> None:
+    """Find out what the client can read here, before a server takes its share of the machine."""
+    if job.workers is None:
+        processes = job.plan.client.processes
+        loads = [Load(mode=each.mode, concurrency=each.concurrency, processes=processes) for each in levels]
+        for said in job.capacities.before(loads):
+            _say(job, planned, said)
 
 
 def _saturated(job: Job, planned: PlannedLaunch) -> bool:
