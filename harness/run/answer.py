@@ -345,6 +345,7 @@ def _launch(
         str(result.level["name"]): list(run.requests(name, str(result.level["name"]))) for result in levels
     }
     said = run.launch(name)
+    facts = comparable(said["facts"]) if said.get("facts") else facts  # on a cluster each launch has its own machine
     return launch_of(
         levels,
         effective=said.get("effective") or {},

@@ -1,11 +1,13 @@
 """What a run's files were when they were finished: `digests.jsonl`, a line a file, appended as the run goes.
 
-The newest line about a file counts. A log may grow after its line was written (a launch that is tried again appends to
+Where several machines write into a run, each has a list of its own, `digests.WRITER.jsonl`: on a network file system
+two that append to one file lose lines. The newest line about a file counts. A log may grow after its line was written (a launch that is tried again appends to
 it), so a line holds the size too: a log's digest is that of so many first bytes.
 """
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,21 +27,21 @@ class Noted:
     sha256: str
 
 
-def note(run: Path, files: Iterable[Path]) -> None:
-    """Append what some files of a run are now; those that are not there are left out."""
+def note(run: Path, files: Iterable[Path], writer: str = "") -> None:
+    """Append what some files of a run are now, in the writer's list; those that are not there are left out."""
+    ledger = run / (f"digests.{writer}.jsonl" if writer else NAME)
     for path in files:
         if path.is_file():
             size = path.stat().st_size
             line = {"path": path.relative_to(run).as_posix(), "size": size, "sha256": _head_sha256(path, size)}
-            append_line(run / NAME, json.dumps(line, ensure_ascii=False))
+            append_line(ledger, json.dumps({**line, "at": time.time()}, ensure_ascii=False))
 
 
 def noted(run: Path) -> dict[str, Noted]:
     """The newest line about each file, by path; empty for a run that kept none."""
-    path = run / NAME
-    if not path.is_file():
-        return {}
-    lines = (line for line in read_json_lines(path) if isinstance(line, dict))
+    lists = (path for path in run.glob("digests*.jsonl"))
+    lines = [line for path in lists for line in read_json_lines(path) if isinstance(line, dict)]
+    lines.sort(key=lambda line: float(line.get("at") or 0))
     found = (Noted(str(line.get("path")), int(line.get("size") or 0), str(line.get("sha256"))) for line in lines)
     return {one.path: one for one in found}
 

@@ -176,7 +176,7 @@ class Run:
 
     def note(self, *files: Path) -> None:
         """Write down what some finished files are, so that a later change of them shows."""
-        ledger.note(self.path, files)
+        ledger.note(self.path, files, self.writer)
 
     def start_requests(self, launch: str, level: str) -> Path:
         """A fresh `requests.jsonl`; an earlier attempt, unfinished or in vain, is set aside whole, never lost."""
