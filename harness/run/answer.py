@@ -104,6 +104,7 @@ def across(runs: Sequence[Run], asked: Asked | None = None) -> Answer:
     how = {"treatment": permitted(plan), "accept": (), "margin": 0.02, **(plan.compare or {})}
     # Launches of one run that share a block ran next to each other; those of separate runs did not.
     how |= {"margin": asked.margin or how["margin"], "treatment": asked.treatment or how["treatment"]}
+    how |= {"paired": _next_to_each_other(first, plan)}
     if len(runs) == 1 and not asked.pairs:
         base = _named(first, found, asked.base or base_of(first))
         return _answered(first, plan, base, [arm for arm in found.values() if arm.name != base.name], how)
@@ -116,7 +117,7 @@ def across(runs: Sequence[Run], asked: Asked | None = None) -> Answer:
             base, treatment = _named(first, found, mine), _named(other, theirs, its)
             if other is not first:
                 treatment = replace(treatment, name=f"{its} ({other.run_id})")
-            settings = _settings({**how, "paired": other is first}, noise.known(first, plan.arms[mine]))
+            settings = _settings({**how, "paired": other is first and how["paired"]}, noise.known(first, plan.arms[mine]))
             comparisons.append(compare(base, treatment, settings))
     return Answer(run_id=first.run_id, question=plan.question, comparisons=tuple(comparisons), notes=tuple(notes))
 
@@ -333,6 +334,15 @@ def permitted(plan: Plan) -> list[str]:
     """The patterns of what may differ between the arms of a plan."""
     declared = plan.compare["treatment"] if plan.compare else ()
     return planning.treatment([arm.overrides for arm in plan.arms.values()], declared)
+
+
+def _next_to_each_other(run: Run, plan: Plan) -> bool:
+    """Whether the launches of each block ran on the same machines; on a cluster a recipe may let them go elsewhere."""
+    places: dict[int, set[str]] = {}
+    for launch in plan.launches:
+        if node := run.launch(launch.name).get("node"):
+            places.setdefault(launch.block, set()).add(node["nodes"] or node["name"])
+    return all(len(where) == 1 for where in places.values())
 
 
 def _launch(

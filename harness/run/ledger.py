@@ -1,8 +1,8 @@
 """What a run's files were when they were finished: `digests.jsonl`, a line a file, appended as the run goes.
 
 Where several machines write into a run, each has a list of its own, `digests.WRITER.jsonl`: on a network file system
-two that append to one file lose lines. The newest line about a file counts. A log may grow after its line was written (a launch that is tried again appends to
-it), so a line holds the size too: a log's digest is that of so many first bytes.
+two that append to one file lose lines. The newest line about a file counts. A log may grow after its line was written
+(a launch that is tried again appends to it), so a line holds the size too: a log's digest is that of so many first bytes.
 """
 
 import hashlib
@@ -39,8 +39,7 @@ def note(run: Path, files: Iterable[Path], writer: str = "") -> None:
 
 def noted(run: Path) -> dict[str, Noted]:
     """The newest line about each file, by path; empty for a run that kept none."""
-    lists = (path for path in run.glob("digests*.jsonl"))
-    lines = [line for path in lists for line in read_json_lines(path) if isinstance(line, dict)]
+    lines = [line for path in run.glob("digests*.jsonl") for line in read_json_lines(path) if isinstance(line, dict)]
     lines.sort(key=lambda line: float(line.get("at") or 0))
     found = (Noted(str(line.get("path")), int(line.get("size") or 0), str(line.get("sha256"))) for line in lines)
     return {one.path: one for one in found}
