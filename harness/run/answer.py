@@ -117,7 +117,8 @@ def across(runs: Sequence[Run], asked: Asked | None = None) -> Answer:
             base, treatment = _named(first, found, mine), _named(other, theirs, its)
             if other is not first:
                 treatment = replace(treatment, name=f"{its} ({other.run_id})")
-            settings = _settings({**how, "paired": other is first and how["paired"]}, noise.known(first, plan.arms[mine]))
+            paired = other is first and how["paired"]
+            settings = _settings({**how, "paired": paired}, noise.known(first, plan.arms[mine]))
             comparisons.append(compare(base, treatment, settings))
     return Answer(run_id=first.run_id, question=plan.question, comparisons=tuple(comparisons), notes=tuple(notes))
 

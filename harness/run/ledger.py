@@ -2,7 +2,7 @@
 
 Where several machines write into a run, each has a list of its own, `digests.WRITER.jsonl`: on a network file system
 two that append to one file lose lines. The newest line about a file counts. A log may grow after its line was written
-(a launch that is tried again appends to it), so a line holds the size too: a log's digest is that of so many first bytes.
+(a launch that is tried again appends to it), so a line holds the size too: a log's digest is of so many first bytes.
 """
 
 import hashlib
