@@ -245,6 +245,9 @@ def test_the_facts_of_this_machine_are_json_and_name_what_runs_here() -> None:
     known = json.loads(json.dumps(facts.collect()))
     assert known["system"]["kernel"] == " ".join([os.uname().sysname, os.uname().release, os.uname().machine])
     assert known["cpu"]["usable"] > 0
+    # The eighth number of the first line of /proc/stat, in ticks (proc(5)).
+    stolen = int(Path("/proc/stat").read_text().splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
+    assert known["cpu"]["stolen_s"] == pytest.approx(stolen, abs=60)
     assert facts.comparable(known)["kernel"] == known["system"]["kernel"]
     assert facts.comparable({}) == {}
 

@@ -542,6 +542,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"args": {"cuda-graph-max-bs-decode": 128}},
     ),
     (
+        "cpu-cache-takes-all-memory",
+        "warning",
+        {"args": {"device": "cpu"}},
+        {"args": {"device": "cpu", "max-total-tokens": 32768}},
+    ),
+    (
         "trtllm-attention-needs-sm100",
         "error",
         {"args": {"attention-backend": "trtllm_mla"}},
