@@ -10,12 +10,9 @@ from harness.cli.talk import Verbs, common, safe
 from harness.errors import HarnessError, InputError, Interrupted, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from harness.cli.experiments import Begun
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
-    from harness.run.executors.slurm.follow import Task
     from harness.run.store import Run
 
 
@@ -194,7 +191,10 @@ def _followed(
     Raises:
         HarnessError: not every cell is measured; the run's state says so too.
     """
+    from harness.cli import experiments
     from harness.cli.live import LiveView
+    from harness.publish import targets
+    from harness.run import store
     from harness.run.executors.slurm import follow, orders
     from harness.run.executors.slurm.follow import Wishes
     from harness.run.run import interruptible
@@ -211,15 +211,11 @@ def _followed(
                 tasks = follow.follow(run, site.slurm, view.tell, Wishes(stop, arguments.cancel_hopeless))
             except KeyboardInterrupt:
                 raise Interrupted("no longer followed; its jobs go on", hint=f"`harness follow {run.path}`") from None
-    return _ended(run, plan, tasks)
-
-
-def _ended(run: "Run", plan: "Plan", tasks: "Sequence[Task]") -> tuple[str, ...]:
-    from harness.run.executors.slurm import follow
-
     error = follow.problems(run, plan, tasks)
-    if error is not None:
-        run.write_state("interrupted" if isinstance(error, Interrupted) else "failed", error=str(error))
-        run.event("ended", error=error.message)
-        raise error
-    return follow.finish(run, tasks)
+    if error is None:
+        return follow.finish(run, tasks)
+    run.write_state("interrupted" if isinstance(error, Interrupted) else "failed", error=str(error), ended=store.now())
+    run.event("ended", error=error.message)
+    if not arguments.no_publish and (line := targets.log_failure(run, plan, experiments.project_folder())):
+        arguments.talk.line(line)
+    raise error
