@@ -239,7 +239,8 @@ class Head:
     def _stopped(self, deadline_s: float) -> tuple[RankStop, ...]:
         """What each rank that took part says of its end."""
         until = time.monotonic() + deadline_s
-        waiting = {rank: ear for rank, ear in self._ears.items() if rank not in self.absent()}
+        absent = self.absent()
+        waiting = {rank: ear for rank, ear in self._ears.items() if rank not in absent}
         found: dict[int, RankStop] = {}
         while waiting and time.monotonic() < until:
             for rank, ear in list(waiting.items()):
@@ -269,6 +270,7 @@ class Follower:
         self.nodes = nodes
         self._silent_s = silent_s
         self._attempt = 0
+        self._answered = 0  # the last one whose end rank 0 has been told
         self._ear = Ear(self.folder / "rank-0.json")
         said = {"session": "", "node": node(), "rank": rank, "attempt": 0, "state": "waiting"}
         self._voice = Voice(self.folder / f"rank-{rank}.json", said)
@@ -299,10 +301,10 @@ class Follower:
         return Rank(self.rank, self.nodes, head["host"], head["port"])
 
     def dismissed(self) -> None:
-        """Answer an order to stop a server that was never started here."""
+        """Answer an order to stop where nothing runs here: it was never started, or refused."""
         head = self._ear.listen()
-        if head["order"] == "stop" and head["attempt"] > self._attempt:
-            self._attempt = head["attempt"]
+        if head["order"] == "stop" and head["attempt"] > self._answered:
+            self._attempt = self._answered = head["attempt"]
             self._voice.say(attempt=self._attempt, state="stopped", stop={"exit_code": None}, problems=[])
 
     @property
@@ -342,6 +344,7 @@ class Follower:
 
     def stopped(self, report: StopReport) -> None:
         """Say how this rank's server was stopped."""
+        self._answered = self._attempt
         self._voice.say(state="stopped", stop=report.to_json(), problems=report.problems())
 
 

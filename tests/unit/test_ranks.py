@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -234,6 +235,23 @@ def test_a_rank_whose_machine_lacks_something_refuses_and_says_what(group: Any, 
     assert wide.ended(1)[0] == InputError.exit_code
 
 
+def test_a_meeting_port_that_is_lost_before_rank_0_listens_is_replaced_for_all(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(rendezvous.ADDRESS, "127.0.0.1")
+    wide = group(nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        first = squatter.getsockname()[1]
+        offered = iter([first, rendezvous.free_ports("127.0.0.1", 1)])
+        monkeypatch.setattr(rendezvous, "free_ports", lambda *_: next(offered))
+        assert wide.measure() == []
+    assert wide.word(0)["attempt"] == 2
+    assert (
+        wide.run.launch(LAUNCH)["ranks"][0]["argv"][-1] == f"127.0.0.1:{wide.word(0)['port']}" != f"127.0.0.1:{first}"
+    )
+    assert wide.ended(1)[0] in {0, ranks.LOST}  # its first part may have noticed before it was told
+
+
 def test_a_server_that_is_started_anew_calls_its_ranks_again(group: Any) -> None:
     wide = group(nodes=2, requests=400, on_failure="skip-level")
     thread = wide.when_measuring(lambda: kill(wide.word(1)["pid"]))
@@ -356,6 +374,24 @@ def test_a_rank_that_falls_silent_is_lost(tmp_path: Path, quick: None) -> None:
         assert cause.name == "silent"
 
 
+@pytest.mark.parametrize("first", ["refused", "called"])
+def test_a_rank_that_refuses_answers_an_order_to_stop_whenever_it_comes(
+    tmp_path: Path, quick: None, first: str
+) -> None:
+    with Head(tmp_path, 2) as head, Follower(tmp_path, 1, 2) as follower:
+        met(follower)
+        if first == "refused":
+            follower.refused(InputError("no model here"))
+        for attempt in (1, 2):
+            called(head)
+            assert follower.called() is not None
+            follower.refused(InputError("no model here"))
+            until(head.lost, "the refusal")
+            head._voice.say(order="stop")
+            follower.dismissed()
+            assert [(stop.rank, stop.problems) for stop in head._stopped(5.0)] == [(1, ())], attempt
+
+
 def test_a_rank_that_does_not_report_its_stop_is_what_remains(
     tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,8 +407,6 @@ def test_a_rank_that_does_not_report_its_stop_is_what_remains(
 
 
 def test_a_port_that_somebody_holds_on_any_address_is_not_met_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.2", 0)) as squatter:
         taken = squatter.getsockname()[1]
         offered = iter([taken, taken - 1, ports.choose_port("127.0.0.1", None)])
