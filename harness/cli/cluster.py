@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.cli.experiments import Begun
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
+    from harness.run.executors.slurm.follow import Task
     from harness.run.store import Run
 
 
@@ -44,7 +45,7 @@ def scripts(arguments: argparse.Namespace, plan: "Plan", site: "Site") -> list[s
 def run_recipe(arguments: argparse.Namespace, site: "Site") -> int:
     """`harness run --on slurm`."""
     from harness.cli import experiments
-    from harness.run.executors.slurm import queue, submit
+    from harness.run.executors.slurm import follow, queue, submit
 
     def check(plan: "Plan") -> None:
         if plan.refine is not None and arguments.detach:
@@ -56,16 +57,16 @@ def run_recipe(arguments: argparse.Namespace, site: "Site") -> int:
     run, plan = begun.run, begun.plan
     more = experiments.more_of(run, plan, begun.expanded, site)
     troubles: tuple[str, ...] = ()
-    _submit(arguments, begun, plan, site)
-    while not arguments.detach:
-        troubles += _followed(arguments, run, plan, site, cancel=True)
+    submitted = _submit(arguments, begun, plan, site)
+    while not (submitted and arguments.detach):
+        troubles += _followed(arguments, run, plan, site, cancel=True) if submitted else follow.finish(run, ())
         added = more(plan)
         if added is None:
             return experiments.conclude(arguments, run, begun.root, troubles)
         plan = added
         run.write_plan(plan)
         arguments.talk.line(f"one more block: {plan.refined[-1]}")
-        _submit(arguments, begun, plan, site)
+        submitted = _submit(arguments, begun, plan, site)
     arguments.talk.data({"run": run.run_id, "path": str(run.path), **run.state()}, str(run.path))
     arguments.talk.line(f"`harness follow {run.path}` shows how far it is")
     return 0
@@ -131,8 +132,8 @@ def _over(folder: Path) -> str | None:
     return f"its run is {state}" if state in {"done", "failed", "interrupted"} else None
 
 
-def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "Site") -> None:
-    """Take over what is measured, and submit the rest; the run says what became of that.
+def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "Site") -> bool:
+    """Take over what is measured, and submit the rest; returns whether there was any.
 
     Raises:
         HarnessError: it could not be submitted; nothing of it is left in the queue.
@@ -145,7 +146,7 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
         inputs.keep(run, plan)
         todo = _todo(begun, plan)
         if not todo:
-            return
+            return False
         (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew
         run.write_state("submitted", started=store.now(), error=None)
         try:
@@ -155,9 +156,9 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
             raise
     jobs = [job for job in submit.identified(run) if job.submission == submission.name]
     count = sum(job.pieces for job in jobs)
-    arguments.talk.line(
-        f"submitted {count} {'piece' if count == 1 else 'pieces'} as {', '.join(f'job {job.job_id}' for job in jobs)}"
-    )
+    named = ", ".join(f"job {job.job_id}" for job in jobs)
+    arguments.talk.line(f"submitted {count} {'piece' if count == 1 else 'pieces'} as {named}")
+    return True
 
 
 def _todo(begun: "Begun", plan: "Plan") -> list[str]:
@@ -192,25 +193,13 @@ def _followed(
         HarnessError: not every cell is measured; the run's state says so too.
     """
     from harness.cli import experiments
-    from harness.cli.live import LiveView
     from harness.publish import targets
     from harness.run import store
-    from harness.run.executors.slurm import follow, orders
-    from harness.run.executors.slurm.follow import Wishes
-    from harness.run.run import interruptible
+    from harness.run.executors.slurm import follow
 
-    if run.state()["state"] == "done" or (cancel and not orders.jobs(run)):
+    if run.state()["state"] == "done":
         return ()
-    stop = threading.Event()
-    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
-        if cancel:
-            with interruptible(stop, view.tell):
-                tasks = follow.follow(run, site.slurm, view.tell, Wishes(stop, arguments.cancel_hopeless))
-        else:
-            try:
-                tasks = follow.follow(run, site.slurm, view.tell, Wishes(stop, arguments.cancel_hopeless))
-            except KeyboardInterrupt:
-                raise Interrupted("no longer followed; its jobs go on", hint=f"`harness follow {run.path}`") from None
+    tasks = _watched(arguments, run, plan, site, cancel=cancel)
     error = follow.problems(run, plan, tasks)
     if error is None:
         return follow.finish(run, tasks)
@@ -219,3 +208,19 @@ def _followed(
     if not arguments.no_publish and (line := targets.log_failure(run, plan, experiments.project_folder())):
         arguments.talk.line(line)
     raise error
+
+
+def _watched(arguments: argparse.Namespace, run: "Run", plan: "Plan", site: "Site", *, cancel: bool) -> "list[Task]":
+    from harness.cli.live import LiveView
+    from harness.run.executors.slurm.follow import Wishes, follow
+    from harness.run.run import interruptible
+
+    wishes = Wishes(threading.Event(), arguments.cancel_hopeless)
+    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
+        if cancel:
+            with interruptible(wishes.stop, view.tell):
+                return follow(run, site.slurm, view.tell, wishes)
+        try:
+            return follow(run, site.slurm, view.tell, wishes)
+        except KeyboardInterrupt:
+            raise Interrupted("no longer followed; its jobs go on", hint=f"`harness follow {run.path}`") from None
