@@ -241,7 +241,7 @@ def _problem(run: Run, plan: Plan, task: Task) -> HarnessError | None:
     missing = _missing(run, plan, task)
     if report is None:
         return _silent(task, state) if missing else None
-    if report.state == "done" or (report.state == "running" and not missing):
+    if report.state == "done" or (report.state != "failed" and not missing):
         return None
     if report.state == "running":
         seen = f"job {task.name} ended as {state} on {report.host} before its agent could say why"
