@@ -13,9 +13,11 @@ from harness.cli.talk import Verbs, common
 from harness.errors import Fault, InputError, MeasurementError
 
 if TYPE_CHECKING:
+    from harness.cli.live import LiveView
     from harness.recipe.plan import Plan
     from harness.recipe.site import Site
     from harness.run.store import Run
+    from harness.run.sweep import Tell
 
 _DIALECTS = ("chat", "completions", "generate")
 
@@ -59,8 +61,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
     site = load_site()
     plan = _planned(arguments.out / "recipes", recipe, site)
     run = store.create(arguments.out, plan, name=arguments.name)
-    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
-        outcome = execute(run, plan, site, _rows(arguments, view.tell))
+    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells()), run=run) as view:
+        outcome = execute(run, plan, site, _rows(arguments, view))
     return _finish(arguments, run, outcome.troubles)
 
 
@@ -220,17 +222,19 @@ def _yaml(recipe: dict[str, Any]) -> str:
     return "# written by `harness bench`; `harness run` does the same again\n" + text.getvalue()
 
 
-def _rows(arguments: argparse.Namespace, tell: Any) -> Any:
+def _rows(arguments: argparse.Namespace, view: "LiveView") -> "Tell":
     """Print each level's row as it ends: the answer as far as it goes, on stdout."""
     from harness.publish.tables import seeds_row
 
     def told(kind: str, **facts: Any) -> None:
         if kind == "level-done" and not arguments.talk.as_json:
             simulated = " | simulated" if facts["result"].simulated else ""
-            sys.stdout.write(f"{seeds_row(facts['result'])}{simulated}\n")
-            sys.stdout.flush()
-        else:
-            tell(kind, **facts)
+            with view.aside():
+                sys.stdout.write(f"{seeds_row(facts['result'])}{simulated}\n")
+                sys.stdout.flush()
+            if not view.drawn:
+                return
+        view.tell(kind, **facts)
 
     return told
 

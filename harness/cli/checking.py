@@ -112,7 +112,7 @@ def _again(arguments: argparse.Namespace, stored: "Run", plan: "Plan", site: "Si
     again.write_state("planned", reproduces=stored.run_id)
     cells = sum(1 for _ in plan.cells())
     talk.line(f"run {again.run_id} makes {stored.run_id} again: {len(plan.launches)} launches, {cells} cells")
-    with LiveView(talk, cells=cells) as view:
+    with LiveView(talk, cells=cells, run=again) as view:
         execute(again, plan, site, view.tell, reuse=fates(plan, earlier[:1]))
     if (answered := answer.answer(again)) is not None:
         answer.store(again, answered)

@@ -216,7 +216,7 @@ def _watched(arguments: argparse.Namespace, run: "Run", plan: "Plan", site: "Sit
     from harness.run.run import interruptible
 
     wishes = Wishes(threading.Event(), arguments.cancel_hopeless)
-    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells())) as view:
+    with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells()), run=run) as view:
         if cancel:
             with interruptible(wishes.stop, view.tell):
                 return follow(run, site.slurm, view.tell, wishes)

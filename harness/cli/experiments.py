@@ -149,7 +149,7 @@ def run_recipe(arguments: argparse.Namespace) -> int:
 
     begun = begin(arguments, site, check)
     run, plan, expanded, found, root = begun.run, begun.plan, begun.expanded, begun.fates, begun.root
-    with LiveView(talk, cells=sum(1 for _ in plan.cells())) as view:
+    with LiveView(talk, cells=sum(1 for _ in plan.cells()), run=run) as view:
         try:
             outcome = execute(run, plan, site, view.tell, reuse=found, more=more_of(run, plan, expanded, site))
         except HarnessError:

@@ -11,7 +11,7 @@ import json
 import marshal
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,22 +44,54 @@ def raws(folder: Path) -> Iterator[Raw]:
             yield from _whole(_entries(stream))
 
 
+class Tail:
+    """The requests of a level's spools that ended since one last looked, each read once; for a look while it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._pieces: dict[Path, dict[tuple[int, int], list[Any]]] = {}
+
+    def fresh(self) -> list[Raw]:
+        """Those that ended since the last call."""
+        found: list[Raw] = []
+        for path in sorted(self._folder.glob("spool*")):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+                stream.seek(self._offsets.get(path, 0))
+                found += _joined(self._told(path, stream), self._pieces.setdefault(path, {}))
+        return found
+
+    def understood(self, raws: Sequence[Raw]) -> list[RequestRecord]:
+        """Their records; none before the level's clock has started."""
+        return _understood(self._folder, raws)
+
+    def _told(self, path: Path, stream: IO[bytes]) -> Iterator[tuple[Any, ...]]:
+        """Whole entries, noting how far they go."""
+        for entry in _entries(stream):
+            self._offsets[path] = stream.tell()
+            yield entry
+
+
 def recover(folder: Path) -> list[RequestRecord]:
     """The records of a level whose parent is gone or still busy, by time; empty where nothing was sent.
 
     What the readers gave up because they lost their parent is `stopped`, as after any other stop.
     """
+    return sorted(_understood(folder, raws(folder)), key=lambda record: (record.sent_s, record.index))
+
+
+def _understood(folder: Path, found: Iterable[Raw]) -> list[RequestRecord]:
     try:
         frame, zero = json.loads((folder / _FRAME).read_text()), int((folder / _ZERO).read_text())
     except (OSError, ValueError):  # it had not begun, or has been understood meanwhile
         return []
     prompts = [Prepared(prompt_id, "", b"", requested_tokens=tokens) for prompt_id, tokens in frame["requests"]]
     records = []
-    for raw in raws(folder):
+    for raw in found:
         phase = "warmup" if raw.index < frame["warmups"] else "measure"
         seen = Frame(zero, phase, frame["keep_text"])
         records.append(transcript.understand(raw, prompts[raw.index % len(prompts)], seen))
-    return sorted(records, key=lambda record: (record.sent_s, record.index))
+    return records
 
 
 def remove(folder: Path) -> None:
@@ -82,7 +114,11 @@ def _entries(stream: IO[bytes]) -> Iterator[tuple[Any, ...]]:
 
 def _whole(entries: Iterator[tuple[Any, ...]]) -> Iterator[Raw]:
     """Requests put together from their pieces."""
-    pieces: dict[tuple[int, int], list[Any]] = {}
+    return _joined(entries, {})
+
+
+def _joined(entries: Iterator[tuple[Any, ...]], pieces: dict[tuple[int, int], list[Any]]) -> Iterator[Raw]:
+    """Requests put together from their pieces; `pieces` holds those of requests that go on."""
     for index, serial, slot, facts, log in entries:
         earlier = pieces.pop((slot, serial), [])
         if facts is None:
