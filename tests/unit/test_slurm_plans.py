@@ -13,10 +13,10 @@ from harness.recipe.decide import decide
 from harness.recipe.plan import Plan
 from harness.recipe.site import Container, Site, Slurm
 from harness.run import node_agent, store
-from harness.run.executors.slurm import follow, orders, queue
+from harness.run.executors.slurm import follow, orders, queue, submit
 from harness.run.executors.slurm.follow import Wishes
 from harness.run.executors.slurm.orders import Job, Report
-from harness.run.executors.slurm.pieces import batches, divide
+from harness.run.executors.slurm.pieces import Piece, Step, batches, divide
 from harness.run.executors.slurm.queue import Seen, Unreachable
 from harness.run.executors.slurm.states import Phase, hopeless, phase
 from harness.run.node_agent import Place, split_cpus
@@ -109,6 +109,19 @@ def test_like_pieces_are_one_array() -> None:
     plan = planned(("launches: 2", "launches: 2, same_nodes: false"))
     [batch] = batches(divide(plan, everything(plan), Slurm()))
     assert len(batch.pieces) == 4
+
+
+def test_no_array_is_longer_than_slurm_takes() -> None:
+    """slurm.conf(5): MaxArraySize is 1001 by default, and the largest index one less."""
+    piece = Piece((Step(("01-a",)),), 1, 0)
+    assert [len(batch.pieces) for batch in batches([piece] * 2500)] == [1000, 1000, 500]
+
+
+def test_the_throttle_is_for_all_arrays_of_a_run_together() -> None:
+    plan = planned(("launches: 2", "launches: 2, same_nodes: false"), ("{args: {step-ms: 3}}", "{nodes: 2}"))
+    site = Site(Path("none"), slurm=Slurm(parallel=4))
+    scripts = submit.prepare(plan, everything(plan), site, Path("runs/one")).scripts
+    assert ["%2\n" in script for script in scripts] == [True, True]
 
 
 def test_an_arm_without_an_image_is_refused_where_servers_run_in_images() -> None:

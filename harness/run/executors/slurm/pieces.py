@@ -14,6 +14,8 @@ from harness.recipe.site import Slurm
 from harness.run import needs
 from harness.strict import suggest
 
+_LONGEST = 1000  # tasks of an array: slurm.conf(5) has MaxArraySize 1001, of which indices end one before
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -73,13 +75,17 @@ def divide(plan: Plan, todo: Collection[str], site: Slurm) -> tuple[Piece, ...]:
 def batches(pieces: Sequence[Piece]) -> tuple[Batch, ...]:
     """Pieces by what they ask for, so that a campaign is a few arrays rather than thousands of jobs.
 
-    A piece of several steps has a script of its own.
+    A piece of several steps has a script of its own. No array is longer than Slurm takes by default.
     """
     found: dict[tuple[object, ...], list[Piece]] = {}
     for index, piece in enumerate(pieces):
         alone = index if len(piece.steps) > 1 else -1
         found.setdefault((piece.nodes, piece.gpus, piece.steps[0].image, alone), []).append(piece)
-    return tuple(Batch(tuple(same)) for same in found.values())
+    return tuple(
+        Batch(tuple(same[first : first + _LONGEST]))
+        for same in found.values()
+        for first in range(0, len(same), _LONGEST)
+    )
 
 
 def nodes_of(plan: Plan, arm: PlannedArm) -> int:

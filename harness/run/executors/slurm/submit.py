@@ -64,7 +64,10 @@ def prepare(plan: Plan, todo: Sequence[str], site: Site, run: Path, submission: 
         )
         for number, batch in enumerate(divided)
     )
-    return Prepared(token, divided, made, tuple(render.script(order, site.slurm) for order in made))
+    asked = site.slurm
+    if asked.parallel is not None:  # Slurm throttles each array by itself
+        asked = asked.model_copy(update={"parallel": max(1, asked.parallel // max(1, len(divided)))})
+    return Prepared(token, divided, made, tuple(render.script(order, asked) for order in made))
 
 
 def submit(run: Run, plan: Plan, todo: Sequence[str], site: Site) -> Submission:
