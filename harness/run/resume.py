@@ -58,7 +58,9 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
         if path.name != "level.json" and path.is_file():
             (target.parent / path.name).write_bytes(path.read_bytes())
     if not run.launch(launch.name):
-        run.write_launch(launch.name, {**source.run.launch(source.launch), "reused_from": source.run.run_id})
+        said = source.run.launch(source.launch)
+        facts = said.get("facts") or source.run.facts().get("before")  # of the machine it was, which may be another
+        run.write_launch(launch.name, {**said, "facts": facts, "reused_from": source.run.run_id})
     moved = result.model_copy(update={"launch": launch.name, "arm": launch.arm, "block": launch.block})
     run.write_level(launch.name, moved)
     run.event("reused", launch=launch.name, level=cell.level.name, source=source.run.run_id)
