@@ -240,8 +240,8 @@ class Level:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.schedule = _schedule(self.load)
         count = self.load.processes or default_processes(self.load)
-        if self.load.mode == "closed":
-            count = min(count, self.load.concurrency or 1)
+        if self.load.concurrency is not None:  # a process without a slot would keep what is due to it for ever
+            count = min(count, self.load.concurrency)
         self.share = share or Share(0, max(1, count), max(1, count))
         self.count = self.share.here
         self.cpus = _cores(self.load, self.count)

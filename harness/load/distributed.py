@@ -165,7 +165,7 @@ class Workers:
     def _shares(self, load: Load) -> list[Share]:
         """Equal numbers of processes on each machine, none without a slot."""
         streams = load.concurrency or math.ceil(load.rate or 1)
-        most = 1 if load.mode == "serial" else load.concurrency if load.mode == "closed" else None
+        most = 1 if load.mode == "serial" else load.concurrency
         machines = min(self.count, most) if most else self.count
         cores = min(worker.cores for worker in self._workers[:machines])
         wanted = load.processes or max(1, min(math.ceil(streams / machines / _STREAMS_A_PROCESS), cores // 4))

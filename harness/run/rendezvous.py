@@ -164,10 +164,11 @@ class Head:
             if not own.of_a_peer:
                 return own
         until = time.monotonic() + _SETTLE_S
-        while time.monotonic() < until and not any(not found.of_a_peer for found in self._lost.values()):
+        # As lists: the level's watch looks, too, on a thread of its own.
+        while time.monotonic() < until and all(found.of_a_peer for found in list(self._lost.values())):
             time.sleep(0.1)
             self._look()
-        seen = [*([own] if own else []), *self._lost.values()]
+        seen = [*([own] if own else []), *list(self._lost.values())]
         chosen = next((found for found in seen if not found.of_a_peer), seen[0] if seen else None)
         return replace(chosen, phase=phase) if chosen else None
 

@@ -134,6 +134,13 @@ def test_a_drained_warm_up_ends_before_the_first_measured_request(truth):
     assert sorted(entry["id"] for entry in truth.log()) == list(range(9))
 
 
+def test_a_cap_below_the_number_of_processes_leaves_nothing_unsent(truth):
+    load = Load(mode="open", rate=400.0, concurrency=1, requests=6, processes=3)
+    trace = run_level(local(truth.port), load, prepared(6))
+    assert sorted(record.index for record in trace.records) == list(range(6))
+    assert truth.totals()["peak"] == 1
+
+
 def test_serial_requests_never_overlap(truth):
     trace = run_level(local(truth.port), Load(mode="serial", requests=4), prepared(4))
     assert max(count for _, count in trace.in_flight()) == truth.totals()["peak"] == 1

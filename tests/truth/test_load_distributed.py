@@ -169,6 +169,15 @@ def test_an_open_loop_keeps_the_one_schedule(pair, truth):
     assert facts(together) == facts(alone)
 
 
+@pytest.mark.parametrize("cap", [1, 3])
+def test_a_cap_on_open_requests_holds_for_all_machines_together(pair, truth, cap):
+    truth.reset()
+    load = Load(mode="open", rate=400.0, concurrency=cap, requests=12, processes=2)
+    trace = pair.run_level(Target("127.0.0.1", truth.port), load, prepared(12))
+    assert sorted(record.index for record in trace.records) == list(range(12))
+    assert truth.totals()["peak"] <= cap
+
+
 def test_turns_of_a_conversation_stay_on_one_slot(pair, truth):
     requests = [replace(each, conversation=f"c{number // 3}") for number, each in enumerate(prepared(18))]
     trace = pair.run_level(Target("127.0.0.1", truth.port), Load(concurrency=4, requests=18, processes=1), requests)
