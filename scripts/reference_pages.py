@@ -40,12 +40,13 @@ def pages() -> dict[str, str]:
 
 
 _RECIPE = (
-    "What `harness plan` and `harness run` read. An unknown key is an error with its line. [Recipes](../recipes.md) tells how "
-    "the sections work together. Any file may begin with `extends: OTHER`."
+    "What `harness plan` and `harness run` read. An unknown key is an error with its line. [Recipes](../recipes.md) "
+    "tells how the sections work together. Any file may begin with `extends: OTHER`."
 )
 _SPEC = (
     "What `harness lock` reads, `envspecs/NAME.yaml`. An unknown key is an error with its line. "
-    "[Specs, locks, builds](../specs-and-locks.md) tells how a spec becomes a lock. Any file may begin with `extends: OTHER`."
+    "[Specs, locks, builds](../specs-and-locks.md) tells how a spec becomes a lock. Any file may begin with "
+    "`extends: OTHER`."
 )
 _REFERENCE = (
     "Numbers of others, as `harness compare` reads them and `harness import` writes them, such as those in "
@@ -58,8 +59,8 @@ _REFERENCE = (
 
 def _commands() -> Iterator[str]:
     yield "# Commands\n"
-    yield "Each verb also takes `--json` (the answer as JSON), `-q` (errors only), `-v` (more talk) and `-h`. stdout is data,"
-    yield "stderr is talk. [Exit codes](exit-codes.md) are the same everywhere.\n"
+    yield "Each verb also takes `--json` (the answer as JSON), `-q` (errors only), `-v` (more talk) and `-h`. stdout is"
+    yield "data, stderr is talk. [Exit codes](exit-codes.md) are the same everywhere.\n"
     for name, parser, summary in _verbs(every_verb()):
         yield from _command(f"harness {name}", parser, summary)
 
@@ -143,7 +144,7 @@ def _models(title: str, about: str, root: type[BaseModel]) -> Iterator[str]:
         yield "| key | what it may be | default | what it says |\n| --- | --- | --- | --- |"
         for name, field in model.model_fields.items():
             text = field.description or described.get(name, "")
-            yield f"| `{name}` | {_cell(_kind(field.annotation, field))} | {_default(field)} | {_cell(text)} |"
+            yield f"| `{name}` | {_cell(_kind(field.annotation))} | {_default(field)} | {_cell(text)} |"
         yield ""
 
 
@@ -166,19 +167,22 @@ def _parts(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _parts(part)
 
 
-def _kind(kind: Any, field: FieldInfo | None = None) -> str:
+def _kind(kind: Any) -> str:
     """A type as people say it."""
     origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not type(None)]
-    if origin is typing.Annotated:
-        return _kind(parts[0])
-    if origin in {typing.Union, types.UnionType}:
-        return ", or ".join(dict.fromkeys(map(_kind, parts)))
-    if origin is Literal:
-        return ", ".join(f"`{part}`" for part in parts)
-    if origin in {list, tuple}:
-        return f"list of: {_kind(parts[0])}"
-    if origin is dict:
-        return f"mapping to: {_kind(parts[1])}"
+    if origin is None:
+        return _plain(kind)
+    told = {
+        typing.Annotated: lambda: _kind(parts[0]),
+        typing.Union: lambda: ", or ".join(dict.fromkeys(map(_kind, parts))),
+        Literal: lambda: ", ".join(f"`{part}`" for part in parts),
+        list: lambda: f"list of: {_kind(parts[0])}",
+        dict: lambda: f"mapping to: {_kind(parts[1])}",
+    }
+    return told[{tuple: list, types.UnionType: typing.Union}.get(origin, origin)]()
+
+
+def _plain(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
     return {str: "text", int: "whole number", float: "number", bool: "`true`, `false`"}.get(kind, "anything")

@@ -10,7 +10,7 @@ import pytest
 from cli import transcripts
 from cli.transcripts import PAGES, Page, Session, alike, matches
 
-from harness.cli import parser
+from harness.cli import parser as command_line
 
 ALL = [transcripts.read(path) for path in PAGES]
 PLAYED = [page for page in ALL if page.played]
@@ -22,6 +22,8 @@ NOT_RUN = [
     for command in block.commands
     if command.text.startswith("harness ")
 ]
+# What needs a cluster, or a second run of minutes, is shown in documents and played by tests of its own.
+PLAYED_ELSEWHERE = {"follow": "tests/slurm", "reproduce": "tests/cli/test_reproduce.py"}
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_a_page_prints_what_it_says(page: Page, session: Session) -> None:
 )
 def test_a_command_that_is_not_run_is_a_command_that_there_is(page, block, command, monkeypatch) -> None:
     del page, block
-    arguments = parser().parse_args(command.words[1:])
+    arguments = command_line().parse_args(command.words[1:])
     monkeypatch.chdir(transcripts.ROOT)
     recipe = getattr(arguments, "recipe", None)
     if command.words[1] == "run" and isinstance(recipe, Path) and recipe.is_file():
@@ -77,9 +79,10 @@ def test_a_block_that_is_not_run_says_why() -> None:
 
 
 def test_every_verb_is_shown_working() -> None:
-    [verbs] = [action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    [verbs] = [action.choices for action in command_line()._actions if isinstance(action, argparse._SubParsersAction)]
     shown = {command.words[1] for page in ALL for command in page.played if command.words[0] == "harness"}
-    assert sorted(set(verbs) - shown) == []
+    assert sorted(set(verbs) - shown - set(PLAYED_ELSEWHERE)) == []
+    assert [path for path in PLAYED_ELSEWHERE.values() if not (transcripts.ROOT / path).exists()] == []
 
 
 def test_no_transcript_escapes_by_its_form() -> None:

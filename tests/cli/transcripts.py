@@ -98,9 +98,9 @@ def read(path: Path) -> Page:
     blocks, session, not_run, at = [], [], None, 0
     while at < len(lines):
         line = lines[at]
-        if found := re.match(r"<!-- session: (.*) -->", line):
+        if found := re.match(r"\s*<!-- session: (.*) -->", line):
             session.append(found[1])
-        elif found := re.match(r"<!-- not run: (.+) -->", line):
+        elif found := re.match(r"\s*<!-- not run: (.+) -->", line):
             not_run = found[1]
         elif fence := _FENCE.match(line):
             end = next(i for i in range(at + 1, len(lines)) if lines[i].strip() == "```")
@@ -173,7 +173,7 @@ class Session:
         if text == "echo $?":
             code, self.code = self.code, 0
             return f"{code}\n"
-        assert self.code == 0, f"before `{text}` a command ended with {self.code}, and no `echo $?` says so:\n{self.said}"
+        assert self.code == 0, f"before `{text}`: exit code {self.code}, and no `echo $?` shows it:\n{self.said}"
         assert text.split()[0] in _HARMLESS, f"`{text}` is nothing for a test to carry out: say `<!-- not run: WHY -->`"
         if text.endswith(" &"):
             return self._background(text[:-2])
@@ -245,10 +245,10 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+# Lines on what this machine was like just then, which are no part of what a command is for.
+_MOOD = re.compile(r"^(warning: (CPU|GPU|disk|memory|clock)|[^\n]*\bsuspect: )[^\n]*\n", re.MULTILINE)
 # What may differ between two runs of one command, and what it is called in its place.
 _ALIKE = (
-    (r"^warning: (CPU|GPU|disk|memory|clock)[^\n]*\n", ""),  # what this machine is like today
-    (r"^ +\S+ suspect: [^\n]*\n", ""),  # and how busy it was meanwhile
     (r"\b(valid|suspect)\b", "STATE"),
     (r"\d{4}-\d\d-\d\dT\d{6}-([A-Za-z0-9._-]+?)-[0-9a-f]{8}", r"RUN-\1"),
     (r"\d{4}-\d\d-\d\d(T[0-9:.]+(\+00:00|Z)?)?", "DATE"),
@@ -265,7 +265,8 @@ _ALIKE = (
 
 
 def local(text: str, root: Path) -> str:
-    """A text without this machine's paths."""
+    """A text without this machine's paths and moods."""
+    text = _MOOD.sub("", text)
     for path, word in ((f"{root}/", ""), (str(root), "."), (sys.executable, "python")):
         text = text.replace(path, word)
     return text
@@ -273,7 +274,7 @@ def local(text: str, root: Path) -> str:
 
 def alike(text: str, root: Path | None = None) -> str:
     """A text without what differs from run to run: times, rates, identities, widths, this machine's paths."""
-    text = local(text, root) if root else text
+    text = local(text, root) if root else _MOOD.sub("", text)
     for pattern, word in _ALIKE:
         text = re.sub(pattern, word, text, flags=re.MULTILINE)
     return text.strip("\n") + "\n"
