@@ -294,6 +294,10 @@ class _NotOurs(Exception):
         self.diagnosis = Diagnosis(name, tuple(evidence), remedy)
 
 
+class _Refused(_NotOurs):
+    """It refuses the request as such."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     models: Any
@@ -358,16 +362,13 @@ class _Asking:
         """One real generation; a server that is healthy and cannot generate is not ready."""
         name = self.server.model.name if self.server.model else next(iter(names), "default")
         prompt: Any = "Hello" if self.dialect != "chat" else [{"role": "user", "content": "Hello"}]
-        path, body = self.engine.request(self.dialect, prompt, _PROBE, name)
         began = time.monotonic()
+        path, body = self.engine.request(self.dialect, prompt, _PROBE, name)
         try:
-            with session.post(self.url + path, json=body, stream=True, timeout=_GENERATE_S) as answer:
-                if not answer.ok:
-                    said = answer.text[:500]
-                    raise _NotOurs(f"the first generation got HTTP {answer.status_code}", [said], _READ_LOG)
-                events = list(_events(answer))
-        except requests.RequestException as error:
-            raise _NotOurs("the first generation failed", [str(error)], _READ_LOG) from error
+            events = self._asked(session, path, body)
+        except _Refused:  # a field that not every server knows; whether the workload may send it shows in its warm-up
+            path, body = self.engine.request(self.dialect, prompt, replace(_PROBE, ignore_eos=False), name)
+            events = self._asked(session, path, body)
         errors = [
             json.dumps(event["error"])[:500] for event in events if isinstance(event, dict) and event.get("error")
         ]
@@ -375,6 +376,23 @@ class _Asking:
             shown = errors or [json.dumps(event)[:200] for event in events[-3:]] or ["an empty stream"]
             raise _NotOurs("the first generation gave no token", shown, _READ_LOG)
         return {"path": path, "events": len(events), "seconds": round(time.monotonic() - began, 4)}
+
+    def _asked(self, session: requests.Session, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """The events of one generation.
+
+        Raises:
+            _Refused: the server does not like the request.
+            _NotOurs: it failed otherwise.
+        """
+        try:
+            with session.post(self.url + path, json=body, stream=True, timeout=_GENERATE_S) as answer:
+                if answer.ok:
+                    return list(_events(answer))
+                kind = _Refused if answer.status_code in {400, 422} else _NotOurs
+                said = answer.text[:500]
+                raise kind(f"the first generation got HTTP {answer.status_code}", [said], _READ_LOG)
+        except requests.RequestException as error:
+            raise _NotOurs("the first generation failed", [str(error)], _READ_LOG) from error
 
 
 _READ_LOG = "read server.log around this time"

@@ -3,7 +3,8 @@
 Three starts of one to two minutes each; tests that share a server are ordered, the one that ends it comes last.
 """
 
-import re
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,14 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from lane import PROMPTS, Real, assert_lossless_up_to_ties, finish_of, serving, text_of, usage_of
+from lane import PROMPTS, START_S, Real, assert_lossless_up_to_ties, finish_of, serving, text_of, usage_of
 
 from harness.engines import get, openai, vllm
+from harness.engines.engine import Model, Sampling, Server
 from harness.env.build import Built
-from harness.run import launch
+from harness.load.client import Load, Target, run_level
+from harness.load.transcript import Prepared
+from harness.run import diagnose, launch, logs, ports, supervise
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -204,20 +208,56 @@ def test_an_engine_that_dies_at_its_first_request_is_told_by_cause(
     args = {**ARGS, **NGRAM, "speculative-config.rejection_sample_method": "synthetic"}
     args["speculative-config.synthetic_acceptance_length"] = 2.0
 
-    # Which is seen first is a race: the line in the log, or the error inside the stream that proves readiness.
+    # Which is seen first is a race, the line in the log or the error inside the stream; the cause is told either way.
     with (
-        pytest.raises(
-            launch.LaunchFailed, match=r"synthetic acceptance on a CPU|EngineCore encountered an issue"
-        ) as caught,
+        pytest.raises(launch.LaunchFailed, match="synthetic acceptance on a CPU") as caught,
         serving(vllm_env, tiny_llama(vllm_env), tmp_path, engine="vllm", args=args),
     ):
         pass
 
     assert caught.value.report is not None
     assert not caught.value.report.survivors
-    log = (tmp_path / "server.log").read_text()
-    told = [signature.name for signature in get("vllm").signatures if re.search(signature.regex, log)]
-    assert told[0] == "synthetic acceptance on a CPU"
+
+
+def test_an_engine_that_dies_in_mid_run_fails_its_requests_and_is_told_by_cause(
+    vllm_env: Built, tiny_llama: TinyLlama, tmp_path: Path
+) -> None:
+    """Nothing asks it before the load comes: requests under way get an error in their streams, later ones no answer."""
+    args = {**ARGS, **NGRAM, "speculative-config.rejection_sample_method": "synthetic"}
+    args["speculative-config.synthetic_acceptance_length"] = 2.0
+    engine, port = get("vllm"), ports.choose_port("127.0.0.1", None)
+    model = Model(str(tiny_llama(vllm_env)), "tiny")
+    server = Server("vllm", "127.0.0.1", port, model, args, {**vllm_env.variables}, str(vllm_env.python))
+    log = tmp_path / "server.log"
+    process = supervise.start(engine.command(server), log=log, marker="crash/01", cwd=tmp_path, listens_on=[port])
+    try:
+        _await_healthy(port)
+        path, body = engine.request("completions", PROMPTS[1] * 4, Sampling(64), "tiny")
+        asked = [Prepared(f"p{n}", path, json.dumps(body).encode(), dialect="completions") for n in range(6)]
+        load = Load(concurrency=2, requests=6, request_timeout_s=120)
+        records = run_level(Target("127.0.0.1", port), load, asked).records
+        ended = process.wait(120)
+    finally:
+        report = process.stop(engine.stop)
+
+    assert [record.ok for record in records] == [False] * 6
+    reasons = {record.reason for record in records}
+    assert "error" in reasons  # HTTP 200, an error in the stream, and `[DONE]` behind it
+    assert reasons <= {"error", "status", "connect", "disconnected", "ended early"}
+    assert ended is not None  # it goes by itself
+    assert not report.survivors
+    death = diagnose.Death(ended, "measure")
+    assert diagnose.explain(list(logs.read(log)), engine.signatures, death).name == "synthetic acceptance on a CPU"
+
+
+def _await_healthy(port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(f"http://127.0.0.1:{port}/health", timeout=5).ok:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"vLLM was not ready within {START_S:.0f} s")
 
 
 def test_a_bad_flag_is_told_by_name(vllm_env: Built, tiny_llama: TinyLlama, tmp_path: Path) -> None:

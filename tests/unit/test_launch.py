@@ -1,4 +1,6 @@
 import contextlib
+import http.server
+import json
 import shlex
 import signal
 import socket
@@ -14,6 +16,7 @@ import pytest
 import requests
 from processes import FAKES, carriers, until
 
+from harness import engines
 from harness.engines.engine import Command, Milestone, Model, Sampling, Server, Signature
 from harness.engines.simulated import Simulated
 from harness.errors import InputError, Interrupted, ServerError
@@ -272,6 +275,44 @@ def test_a_running_server_can_be_attached_to_and_is_not_stopped(bench: Bench) ->
     assert attached.stop() is None
     assert attached.death() is None
     assert live.process.poll() is None
+
+
+def test_a_server_that_refuses_fields_it_does_not_know_can_be_attached_to(tmp_path: Path) -> None:
+    """`transformers serve` answers 422 to `ignore_eos`, and never sends `[DONE]`."""
+    asked: list[dict[str, Any]] = []
+
+    class Strict(http.server.BaseHTTPRequestHandler):
+        def answer(self, status: int, text: str, kind: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_GET(self) -> None:
+            self.answer(200, '{"data": [{"id": "odd"}]}')
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if "ignore_eos" in asked[-1]:
+                self.answer(422, '{"detail": "Unexpected keys in the request: {\'ignore_eos\'}"}')
+            else:
+                event = {"choices": [{"text": "Hi", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
+                self.answer(200, f"data: {json.dumps(event)}\n\n", "text/event-stream")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Strict) as odd:
+        thread = threading.Thread(target=odd.serve_forever)
+        thread.start()
+        server = Server("attach", "127.0.0.1", odd.server_port)
+        live = launch.attach(
+            engines.get("attach"), server, log=tmp_path / "none.log", deadline_s=DEADLINE_S, dialect="completions"
+        )
+        odd.shutdown()
+        thread.join()
+    assert live.models["data"][0]["id"] == "odd"
+    assert ["ignore_eos" in body for body in asked] == [True, False]
 
 
 def test_attaching_to_nothing_says_where_nobody_answered(tmp_path: Path) -> None:
