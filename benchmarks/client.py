@@ -5,7 +5,11 @@
     python benchmarks/client.py --json                   the same as JSON
     python benchmarks/client.py -c 64,250 --rounds 3     which levels, how often; rounds alternate between clients
     python benchmarks/client.py --only paced             only cases whose name begins so
+    python benchmarks/client.py --built              peers in the project's built environments too (`harness envs`)
     python benchmarks/client.py --peer 'name=command {port} {concurrency} {requests} {tokens}'
+
+In the `busy core` cases another process takes the client's core for most of the time, in slices of a few milliseconds,
+so that the core is busy for nine tenths of it.
 
 The server runs on one core and the client on another; every figure about time is taken against what the server wrote
 down, on the kernel's clock. On a busy machine read ratios within a round, not absolute values.
@@ -19,7 +23,9 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.peers import built, environment
 from benchmarks.truthd import Truth, compiled, start
 from harness.load.client import Load, Target, run_level
 from harness.load.records import LevelTrace
@@ -37,7 +44,8 @@ from harness.stats import metrics
 
 TOKENS = 128
 SERVER_CPU, CLIENT_CPU = 0, 1
-STARTS: dict[str, float] = {}  # CPU seconds that a peer spends on starting and one request
+BUSY = 0.9  # share of the time that the client's core is busy in the cases of that name
+SLICE_S = 0.004
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,18 @@ class Case:
     concurrency: int
     requests: int
     settings: dict[str, int]
+    others: float = 0.0  # share of the client's core that another process takes
 
 
 def cases(levels: Sequence[int]) -> Iterator[Case]:
     for concurrency in levels:
         gap = 10_000 if concurrency <= 250 else 50_000  # beyond this the server itself is the limit
-        yield Case(f"paced {gap // 1000} ms", concurrency, max(min(4 * concurrency, 2000), 64), {"gap_us": gap})
+        requests = max(min(4 * concurrency, 2000), 64)
+        yield Case(f"paced {gap // 1000} ms", concurrency, requests, {"gap_us": gap})
+        if concurrency > 1:
+            # What ours takes of a core itself, at about 13 us a chunk; what comes of it is measured, not assumed.
+            own = concurrency / gap * 13
+            yield Case(f"busy core, {gap // 1000} ms", concurrency, requests, {"gap_us": gap}, max(0.1, BUSY - own))
     yield Case("unpaced", 64, 2000, {"gap_us": 0})
     yield Case("4 tokens a chunk", 16, 64, {"gap_us": 20_000, "k": 4, "count": 1})
 
@@ -123,6 +137,40 @@ def held(truth: Truth) -> dict[str, float]:
     }
 
 
+@contextmanager
+def hog(share: float) -> Iterator[None]:
+    """Another process on the client's core, busy for this share of the time."""
+    if not share:
+        yield
+        return
+    loop = (
+        "import sys, time\nbusy, idle = map(float, sys.argv[1:])\n"
+        "while True:\n    until = time.thread_time() + busy\n    while time.thread_time() < until: pass\n"
+        "    time.sleep(idle)"
+    )
+    words = [sys.executable, "-S", "-c", loop, str(SLICE_S), str(SLICE_S * (1 - share) / share)]
+    with subprocess.Popen(pinned(words)) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextmanager
+def core_busy(into: dict[str, Any]) -> Iterator[None]:
+    """How busy the client's core was meanwhile, whoever made it so."""
+    before = core_times()
+    yield
+    spent = [after - before for before, after in zip(before, core_times(), strict=True)]
+    into["core_busy"] = 1 - (spent[3] + spent[4]) / max(1, sum(spent))
+
+
+def core_times() -> list[int]:
+    """Ticks of the client's core by kind, as proc(5) lists them: user, nice, system, idle, iowait ..."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return [int(word) for line in lines if line.startswith(f"cpu{CLIENT_CPU} ") for word in line.split()[1:9]]
+
+
 def limit(truth: Truth, case: Case) -> dict[str, Any]:
     """The bare C reader."""
     words = [str(compiled("reader")), *map(str, (truth.port, case.concurrency, case.requests, TOKENS))]
@@ -138,23 +186,29 @@ def limit(truth: Truth, case: Case) -> dict[str, Any]:
 
 
 def peer(truth: Truth, case: Case, name: str, command: str) -> dict[str, Any]:
-    """Any command that offers the same load; the CPU of its starting up, which one request shows, is taken off."""
-    if name not in STARTS:
-        STARTS[name] = peer_cpu_s(truth.port, command, concurrency=1, requests=1)
+    """Any command that offers the same load; the CPU of its starting up, which one request shows just before, is off.
+
+    Where starting costs many times what the chunks cost, its own variation hides them: `cpu_s` says both.
+    """
+    started = peer_cpu_s(truth.port, command, concurrency=1, requests=1)
     truth.reset()
-    cpu_s = peer_cpu_s(truth.port, command, concurrency=case.concurrency, requests=case.requests) - STARTS[name]
+    spent = peer_cpu_s(truth.port, command, concurrency=case.concurrency, requests=case.requests)
     return {
         "client": name,
-        "cpu_us_per_chunk": cpu_s / truth.totals()["chunks"] * 1e6,
-        "start_cpu_s": STARTS[name],
+        "cpu_us_per_chunk": (spent - started) / truth.totals()["chunks"] * 1e6,
+        "start_cpu_s": started,
+        "cpu_s": spent,
         **held(truth),
     }
 
 
 def peer_cpu_s(port: int, command: str, *, concurrency: int, requests: int) -> float:
     values = {"port": port, "concurrency": concurrency, "requests": requests, "tokens": TOKENS}
+    words = pinned(shlex.split(command.format(**values)))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(pinned(shlex.split(command.format(**values))), check=True, capture_output=True)
+    done = subprocess.run(words, env=environment(), check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\nexit {done.returncode}\n{done.stderr[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -186,7 +240,10 @@ def measure(chosen: Sequence[Case], rounds: int, peers: dict[str, str]) -> Itera
                 runs += [partial(peer, truth, case, name, command) for name, command in peers.items()]
                 for run in runs[:: 1 if number % 2 == 0 else -1]:
                     truth.reset()
-                    yield {"case": case.name, "concurrency": case.concurrency, "round": number, **run()}
+                    row = {"case": case.name, "concurrency": case.concurrency, "round": number}
+                    with hog(case.others), core_busy(row):
+                        row |= run()
+                    yield row
 
 
 RATIOS = {"cpu_us_per_chunk": "cpu_ratio", "tok_s": "tok_s_ratio", "mean_in_flight": "in_flight_ratio"}
@@ -201,6 +258,7 @@ COLUMNS = {
     "server_late_p99_ms": "server late p99 ms",
     "merged_share": "merged",
     "busy": "busy",
+    "core_busy": "core busy",
     "server_peak": "peak",
     "mean_in_flight": "mean in flight",
     "in_flight_ratio": "x reader",
@@ -235,25 +293,30 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--built", action="store_true", help="peers in the built environments too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     global CLIENT_CPU, SERVER_CPU  # noqa: PLW0603 - a machine of one core has no other
     if len(os.sched_getaffinity(0)) < 2:
         CLIENT_CPU = SERVER_CPU = min(os.sched_getaffinity(0))
         print("one core only: server and client share it, and the figures say little", file=sys.stderr)
-    peers = dict(each.split("=", 1) for each in arguments.peer)
-    rows = []
-    known = cases([int(each) for each in arguments.concurrency.split(",")])
-    chosen = [case for case in known if case.name.startswith(arguments.only)]
-    for row in measure(chosen, arguments.rounds, peers):
-        print(
-            f"{row['case']} C={row['concurrency']} {row['client']}: {row['cpu_us_per_chunk']:.1f} us/chunk",
-            file=sys.stderr,
-        )
-        rows.append(row)
+    with tempfile.TemporaryDirectory(prefix="harness-peers-") as folder:
+        peers = {each.name: each.command(Path(folder)) for each in built()} if arguments.built else {}
+        peers |= dict(each.split("=", 1) for each in arguments.peer)
+        rows = list(asked(arguments, peers))
     against_reader(rows)
     print(json.dumps(rows, indent=1) if arguments.json else table(rows))
     return 0
+
+
+def asked(arguments: argparse.Namespace, peers: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The rows that a command line asks for, each told as it comes."""
+    known = cases([int(each) for each in arguments.concurrency.split(",")])
+    chosen = [case for case in known if case.name.startswith(arguments.only)]
+    for row in measure(chosen, arguments.rounds, peers):
+        said = f"{row['case']} C={row['concurrency']} {row['client']}: {row['cpu_us_per_chunk']:.1f} us/chunk"
+        print(said, file=sys.stderr)
+        yield row
 
 
 if __name__ == "__main__":

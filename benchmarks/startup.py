@@ -12,7 +12,6 @@ least CPU time of all rounds is the figure that other users of the machine distu
 
 import argparse
 import json
-import os
 import resource
 import shlex
 import statistics
@@ -26,7 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.peers import PROJECT, built, environment
+
 TTFT_MS, TOKENS, GAP_MS = 20, 64, 5
 REQUEST_S = (TTFT_MS + (TOKENS - 1) * GAP_MS) / 1000
 
@@ -55,23 +57,10 @@ def commands(port: int, peers: Sequence[str]) -> Iterator[Command]:
     yield Command("harness --help", (*harness, "--help"))
     yield Command("harness plan", (*harness, "plan", str(PROJECT / "recipes" / "demo-speculation.yaml")))
     yield Command("harness bench, one request", (*harness, "bench", f"http://127.0.0.1:{port}", *asked), REQUEST_S)
-    yield from built_peers()
-    for peer in peers:
-        name, _, command = peer.partition("=")
+    yield from (Command(f"{peer.name} --help", peer.help()) for peer in built())
+    for each in peers:
+        name, _, command = each.partition("=")
         yield Command(name, tuple(shlex.split(command)))
-
-
-def built_peers() -> Iterator[Command]:
-    """`--help` of the load generators that the built environments hold."""
-    home = Path(os.environ.get("HARNESS_HOME", PROJECT / ".harness"))
-    for folder in sorted((home / "envs").glob("*")):
-        python = str(folder / "bin" / "python")
-        if (folder / "bin" / "vllm").exists():
-            yield Command(
-                "vllm bench serve --help", (python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "-h")
-            )
-        if (folder / "bin" / "sglang").exists():
-            yield Command("sglang.bench_serving --help", (python, "-m", "sglang.bench_serving", "--help"))
 
 
 @contextmanager
@@ -90,7 +79,7 @@ def source() -> Iterator[int]:
 def started(command: Command, folder: str) -> Spent | str:
     """What one start took, or the last line of why it failed."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command.words, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command.words, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     wall = time.perf_counter() - began - command.waits_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
