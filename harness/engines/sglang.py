@@ -34,7 +34,6 @@ from harness.errors import InputError
 
 _OWNED = ("model", "model-path", "served-model-name", "host", "port", "enable-metrics", "enable-cache-report")
 _NODES = ("nnodes", "node-rank", "dist-init-addr")
-_ACCEPT = "sglang:spec_accept_length"
 _VERIFIED = "sglang:spec_verify_calls_total"
 _CACHED = "sglang:cached_tokens_total"
 _GRAPH_PASSES = "sglang:cuda_graph_passes_total"
@@ -52,7 +51,7 @@ _METRICS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "0.5.6",
         (
             "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_used_tokens", "sglang:token_usage",
-            "sglang:cache_hit_rate", "sglang:gen_throughput", _ACCEPT, "sglang:spec_accept_rate",
+            "sglang:cache_hit_rate", "sglang:gen_throughput", "sglang:spec_accept_length", "sglang:spec_accept_rate",
             "sglang:max_total_num_tokens", "sglang:num_retracted_reqs", "sglang:prompt_tokens_total",
             "sglang:generation_tokens_total", _CACHED, "sglang:num_requests_total",
             "sglang:num_aborted_requests_total", "sglang:time_to_first_token_seconds",
@@ -156,19 +155,6 @@ class SGLang:
 
 
 ENGINE = SGLang()
-
-
-def acceptance_length(deltas: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> float | None:
-    """Mean tokens per verification step, bonus token included.
-
-    From counters where the release has them (0.5.23: tokens generated over verify calls), which cover exactly one
-    level; else the gauge, which is the server's own mean over the last logging interval. None: nothing was verified.
-    """
-    verified, generated = deltas.get(_VERIFIED, 0.0), deltas.get("sglang:generation_tokens_total", 0.0)
-    if verified > 0 and generated > 0:
-        return generated / verified
-    gauge = (gauges or {}).get(_ACCEPT)
-    return gauge if gauge else None
 
 
 def metric_names(version: str) -> tuple[str, ...]:

@@ -207,12 +207,6 @@ class VLLM:
 ENGINE = VLLM()
 
 
-def acceptance_length(deltas: Mapping[str, float]) -> float | None:
-    """Mean tokens per verification step, 1 + accepted / drafts; None without drafts."""
-    drafts = deltas.get(_DRAFTS, 0.0)
-    return 1.0 + deltas.get(_ACCEPTED, 0.0) / drafts if drafts > 0 else None
-
-
 def metric_names(*, speculation: bool) -> tuple[str, ...]:
     """The metrics that 0.32 and 0.33 write and the harness may read."""
     return (*_METRICS, *(_SPECULATION_METRICS if speculation else ()))

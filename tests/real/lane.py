@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.engines import get
 from harness.engines.engine import Model, Observed, Sampling, Server
 from harness.env.build import Built
+from harness.load.observe import named
 from harness.run import launch
 
 START_S = 700.0  # seen: 60 to 130 s on two idle cores, five times that on busy ones
@@ -60,6 +61,10 @@ class Real:
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
+
+    def acceptance(self, deltas: Mapping[str, float]) -> float | None:
+        """Tokens a verification step, as the product derives it from counters; None without any."""
+        return named(asdict(self.launched.engine.counters), deltas, {}).get("acceptance_length")
 
     def flush(self) -> tuple[int, str]:
         method, path = self.launched.engine.flush or ("", "")

@@ -79,7 +79,7 @@ def test_acceptance_from_counters_is_the_servers_own_for_the_request(ngram: Real
     deltas = ngram.observed(before).deltas
     assert deltas["sglang:generation_tokens_total"] == 64
     assert deltas["sglang:spec_verify_calls_total"] == told["spec_verify_ct"]
-    assert sglang.acceptance_length(deltas) == pytest.approx(told["spec_accept_length"], abs=0.02)
+    assert ngram.acceptance(deltas) == pytest.approx(told["spec_accept_length"], abs=0.02)
 
 
 def test_the_effective_configuration_is_the_resolved_one_and_holds_no_port(ngram: Real) -> None:
@@ -178,7 +178,7 @@ def test_speculation_is_lossless_and_the_baseline_has_none(
         assert_lossless_up_to_ties(texts, ngram_texts)
         assert len(set(texts)) == len(PROMPTS)
         assert real.launched.engine.evidence("speculation", observed).engaged is False
-        assert sglang.acceptance_length(observed.deltas) is None
+        assert real.acceptance(observed.deltas) is None
         _hold_a_stream_open_and_stop(real)
 
 

@@ -67,7 +67,7 @@ def test_speculation_engaged_by_counters_and_effective_configuration(ngram: Real
     found = ngram.launched.engine.evidence("speculation", observed)
     assert found.engaged is True, found
     assert found.lines[0] == "speculative_config.method = ngram"
-    length = vllm.acceptance_length(observed.deltas)
+    length = ngram.acceptance(observed.deltas)
     assert length is not None
     assert 1.0 < length <= 5.0
     assert ngram.launched.engine.evidence("cuda-graph", observed).engaged is False

@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - log lines are as long as servers write them
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from harness.engines import get, openai, sglang, sglang_log
 from harness.engines.engine import Model, Observed, Sampling, Server
 from harness.errors import InputError
+from harness.load.observe import named
 
 ENGINE = get("sglang")
 SERVER = Server("sglang", "127.0.0.1", 30000, Model("/models/kimi", "kimi"), python="/env/bin/python")
@@ -188,11 +189,8 @@ def test_every_feature_can_be_judged_from_nothing() -> None:
 def test_acceptance_length_is_tokens_a_step_and_unknown_without_verification() -> None:
     # A request seen on a running 0.5.23: 60 tokens in 30 verification steps, spec_accept_length 2.0.
     deltas = {"sglang:spec_verify_calls_total": 30.0, "sglang:generation_tokens_total": 60.0}
-    assert sglang.acceptance_length(deltas) == 2.0
-    # 0.5.9 has the gauge only.
-    assert sglang.acceptance_length({}, {"sglang:spec_accept_length": 2.4}) == 2.4
-    assert sglang.acceptance_length({}, {"sglang:spec_accept_length": 0.0}) is None
-    assert sglang.acceptance_length({}) is None
+    assert named(asdict(ENGINE.counters), deltas, {})["acceptance_length"] == 2.0
+    assert "acceptance_length" not in named(asdict(ENGINE.counters), {}, {})
 
 
 def test_a_flush_is_believed_only_when_it_says_so() -> None:

@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - log lines are as long as servers write them
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from harness.engines import get, openai, vllm
 from harness.engines.engine import Model, Observed, Sampling, Server
 from harness.errors import InputError
+from harness.load.observe import named
 
 ENGINE = get("vllm")
 SERVER = Server("vllm", "127.0.0.1", 8000, Model("/models/tiny", "tiny"), python="/env/bin/python")
@@ -146,8 +147,8 @@ def test_acceptance_length_is_one_and_what_was_accepted_per_draft() -> None:
     # vLLM's own definition, v1/spec_decode/metrics.py: 1 + accepted / drafts. 668 accepted of 1360 drafts of three.
     deltas = {"vllm:spec_decode_num_drafts_total": 1360.0, "vllm:spec_decode_num_accepted_tokens_total": 668.0}
 
-    assert vllm.acceptance_length(deltas) == pytest.approx(1 + 668 / 1360)
-    assert vllm.acceptance_length({}) is None
+    assert named(asdict(ENGINE.counters), deltas, {})["acceptance_length"] == pytest.approx(1 + 668 / 1360)
+    assert "acceptance_length" not in named(asdict(ENGINE.counters), {}, {})
 
 
 def test_a_flush_is_believed_only_when_it_says_so() -> None:
