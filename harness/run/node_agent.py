@@ -225,8 +225,11 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
     plan = errand.plan
     progress = Progress(errand.submission.progress_path(errand.number, errand.place.task))
     todo = [launch for launch in plan.launches if launch.name in errand.launches and _unfinished(errand.run, launch)]
-    errand.report("running", launches=tuple(launch.name for launch in todo), facts=machine.collect())
+    here = machine.collect()
+    errand.report("running", launches=tuple(launch.name for launch in todo), facts=here)
     _clear(errand, progress)
+    if other := _other_hardware(errand, here):
+        progress.tell("note", text=f"{errand.place.node}: warning: {other}")
     arms = {launch.arm: plan.arms[launch.arm] for launch in todo}
     for trouble in needs.before(plan.model_copy(update={"arms": arms}), errand.site, errand.run.path):
         progress.tell("note", text=f"{errand.place.node}: warning: {trouble}")
@@ -239,7 +242,7 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
         progress.tell,
         stop,
         deadline,
-        node=_where(errand, split),
+        node=_where(errand, split, here),
         server_cpus=split.server,
     )
     troubles: list[str] = []
@@ -314,7 +317,17 @@ def _clear(errand: Errand, progress: Progress) -> None:
     supervise.leftovers()  # drops the rosters of those that are gone
 
 
-def _where(errand: Errand, split: Split) -> dict[str, Any]:
+def _other_hardware(errand: Errand, here: Mapping[str, Any]) -> str | None:
+    """A sentence where launches of this run ran on other hardware than this: their rows will not be comparable."""
+    mine = machine.hardware_class(here)
+    for launch in errand.plan.launches:
+        facts = errand.run.launch(launch.name).get("facts")
+        if facts and (theirs := machine.hardware_class(facts)) != mine:
+            return f"`{launch.name}` ran on other hardware, {theirs}; here is {mine}"
+    return None
+
+
+def _where(errand: Errand, split: Split, here: Mapping[str, Any]) -> dict[str, Any]:
     """What `launch.json` says about where it ran."""
     place = errand.place
     node = {
@@ -325,7 +338,7 @@ def _where(errand: Errand, split: Split) -> dict[str, Any]:
         "restarts": place.restarts,
         "cpus": split.to_json(),
     }
-    return {"node": node, "facts": machine.collect()}
+    return {"node": node, "facts": dict(here)}
 
 
 def _serve(errand: Errand, stop: threading.Event) -> list[str]:

@@ -12,7 +12,7 @@ from harness.files import write_json
 from harness.recipe.decide import decide
 from harness.recipe.plan import Plan
 from harness.recipe.site import Container, Site, Slurm
-from harness.run import node_agent, store
+from harness.run import answer, node_agent, store
 from harness.run.executors.slurm import follow, orders, queue, submit
 from harness.run.executors.slurm.follow import Wishes
 from harness.run.executors.slurm.orders import Job, Report
@@ -128,6 +128,19 @@ def test_an_arm_without_an_image_is_refused_where_servers_run_in_images() -> Non
     site = Slurm(container=Container(plugin="pyxis", images={"other": "x"}))
     with pytest.raises(InputError, match="has none for `a`"):
         divide(planned(), ["01-a"], site)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "paired"),
+    [(("n1", "n1", "n2", "n2"), True), (("n1", "n2", "n1", "n2"), False), (("n1",) * 4, True)],
+)
+def test_launches_are_paired_only_where_they_ran_on_the_same_machines(
+    tmp_path: Path, nodes: tuple[str, ...], paired: bool
+) -> None:
+    run = store.create(tmp_path / "runs", planned(), name="one")
+    for launch, node in zip(run.plan().launches, nodes, strict=True):
+        run.write_launch(launch.name, {"node": {"name": node, "nodes": node}})
+    assert answer._next_to_each_other(run, run.plan()) is paired
 
 
 # States
