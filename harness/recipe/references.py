@@ -6,7 +6,7 @@ that is what scripts print; it has no raw data, so no interval can be made from 
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,9 @@ _DISTRIBUTIONS = ("ttft_s", "tpot_s", "tpot_naive_s", "chunk_gap_s", "token_itl_
 LATENCIES = {name.removesuffix("s") + "p50_s": name for name in _DISTRIBUTIONS}
 
 
+Figure = Annotated[float | None, Field(gt=0, description="seconds; the metric of that name")]
+
+
 class PublishedLevel(Strict):
     """One row of a published table; exactly one of `concurrency`, `rate`, `serial` and `saturation` says which.
 
@@ -27,33 +30,33 @@ class PublishedLevel(Strict):
     formula belongs.
     """
 
-    concurrency: int | None = Field(default=None, ge=1)
+    concurrency: int | None = Field(default=None, ge=1, description="requests in flight, closed loop")
     rate: float | None = Field(default=None, gt=0, description="requests a second, open loop")
-    serial: bool = False
-    saturation: bool = False
-    output_tok_s: float = Field(gt=0)
-    per_request_tok_s: float | None = Field(default=None, gt=0)
-    e2e_mean_s: float | None = Field(default=None, gt=0)
-    e2e_p50_s: float | None = Field(default=None, gt=0)
-    e2e_p99_s: float | None = Field(default=None, gt=0)
-    ttft_mean_s: float | None = Field(default=None, gt=0)
-    ttft_p50_s: float | None = Field(default=None, gt=0)
-    ttft_p99_s: float | None = Field(default=None, gt=0)
-    tpot_mean_s: float | None = Field(default=None, gt=0)
-    tpot_p50_s: float | None = Field(default=None, gt=0)
-    tpot_p99_s: float | None = Field(default=None, gt=0)
-    tpot_naive_mean_s: float | None = Field(default=None, gt=0)
-    tpot_naive_p50_s: float | None = Field(default=None, gt=0)
-    tpot_naive_p99_s: float | None = Field(default=None, gt=0)
-    chunk_gap_mean_s: float | None = Field(default=None, gt=0)
-    chunk_gap_p50_s: float | None = Field(default=None, gt=0)
-    chunk_gap_p99_s: float | None = Field(default=None, gt=0)
-    token_itl_mean_s: float | None = Field(default=None, gt=0)
-    token_itl_p50_s: float | None = Field(default=None, gt=0)
-    token_itl_p99_s: float | None = Field(default=None, gt=0)
-    acceptance_length: float | None = Field(default=None, ge=1)
-    requests: int | None = Field(default=None, ge=1)
-    ok: int | None = Field(default=None, ge=0)
+    serial: bool = Field(default=False, description="one request after another, each on its own connection")
+    saturation: bool = Field(default=False, description="as much as it takes, without a level")
+    output_tok_s: float = Field(gt=0, description="output tokens a second over the whole run")
+    per_request_tok_s: float | None = Field(default=None, gt=0, description="mean over requests of tokens / E2E")
+    ttft_mean_s: Figure = None
+    ttft_p50_s: Figure = None
+    ttft_p99_s: Figure = None
+    tpot_mean_s: Figure = None
+    tpot_p50_s: Figure = None
+    tpot_p99_s: Figure = None
+    tpot_naive_mean_s: Figure = None
+    tpot_naive_p50_s: Figure = None
+    tpot_naive_p99_s: Figure = None
+    chunk_gap_mean_s: Figure = None
+    chunk_gap_p50_s: Figure = None
+    chunk_gap_p99_s: Figure = None
+    token_itl_mean_s: Figure = None
+    token_itl_p50_s: Figure = None
+    token_itl_p99_s: Figure = None
+    e2e_mean_s: Figure = None
+    e2e_p50_s: Figure = None
+    e2e_p99_s: Figure = None
+    acceptance_length: float | None = Field(default=None, ge=1, description="tokens a step and request")
+    requests: int | None = Field(default=None, ge=1, description="how many were asked")
+    ok: int | None = Field(default=None, ge=0, description="how many of them ended well")
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -78,17 +81,17 @@ class Reference(Strict):
     which ways its figures mean something else than ours of the same name.
     """
 
-    reference: str
-    arm: str
-    server: str
-    source: str
+    reference: str = Field(description="its name, which is its file's")
+    arm: str = Field(description="the arm's name in a comparison")
+    server: str = Field(description="the deployment")
+    source: str = Field(description="where the numbers were published")
     hardware: str
     model: str
-    method: str
+    method: str = Field(description="how it was measured, and by what")
     prompts: str | None = None
     flags: str | None = None
-    differences: list[str] = []
-    levels: list[PublishedLevel] = Field(min_length=1)
+    differences: list[str] = Field(default=[], description="where its figures mean something else than ours")
+    levels: list[PublishedLevel] = Field(min_length=1, description="the rows of its table")
 
     def as_arm(self, name: str | None = None) -> Arm:
         """The reference as an arm of one launch, marked as published; by its arm's name unless another is given."""

@@ -61,7 +61,9 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.text, comments=True)
+        """The command's words, without what a shell does with its output."""
+        words = shlex.split(self.text, comments=True)
+        return words[: next((at for at, word in enumerate(words) if word in {"|", "&&", ">", "&"}), len(words))]
 
 
 @dataclass(frozen=True)
