@@ -25,6 +25,7 @@ from harness.stats.arms import PRIMARY, order
 from harness.stats.comparison import Comparison, Estimate, Row
 from harness.stats.intervals import interval, paired
 
+PARETO = "Numbers beside marks are concurrent requests."
 LATENCIES = {
     "tpot_s": ("TPOT", "time per output token (ms)", 1e3, "ms"),
     "ttft_s": ("TTFT", "time to first token (ms)", 1e3, "ms"),
@@ -238,17 +239,18 @@ def _pareto(shown: Sequence[Shown], palette: Palette, metric: str) -> Chart | No
     x = {
         "field": "tok",
         "type": "quantitative",
-        "scale": _from_zero(rows, "tok"),
+        "scale": _up_to("most_x"),
         "axis": {"title": "output tokens / s", "tickCount": 6},
     }
     y = {
         "field": "value",
         "type": "quantitative",
-        "scale": _from_zero(rows, "value"),
+        "scale": _up_to("most_y"),
         "axis": {"title": title, "tickCount": 6},
     }
     said = tips(arm="arm", label="level", tok="tok/s", value=f"{short} ({unit})", state="verdict")
     place = {"data": {"name": "rows"}, "encoding": {"x": x, "y": y}}
+    tops = {"most_x": max(row["tok"] for row in rows), "most_y": max(row["value"] for row in rows)}
     layers: Rows = [
         {
             **place,
@@ -263,12 +265,11 @@ def _pareto(shown: Sequence[Shown], palette: Palette, metric: str) -> Chart | No
             "encoding": {"x": x, "y": y, "text": {"field": "at", "type": "quantitative"}},
         },
     ]  # fmt: skip
-    better = "up and to the right" if metric == "user" else "down and to the right"
-    note = f"Numbers beside marks are concurrent requests; better is {better}. {short}: {_typical(metric)}." + _hollow(
-        rows
-    )
+    better = "up" if metric == "user" else "down"
+    note = f"Better is to the right and {better}. {short}: {_typical(metric)}." + _hollow(rows)
     table = {"arm": "arm", "label": "level", "tok": "tok/s", "value": f"{short} ({unit})", "state": "verdict"}
     spec = drawing(palette, layers, f"{title} over throughput")
+    spec["params"] = [{"name": name, "value": value} for name, value in tops.items()]
     return Chart(spec, {"rows": rows}, note, label=short, table=("rows", table))
 
 
@@ -315,6 +316,11 @@ def _domain(means: Rows, origin: float) -> Spec:
     above = max([high, *(row["high"] for row in means if row["high"] is not None)])
     top = min(above, high + (high - origin) / 2)
     return {"domain": [origin, max(origin + 1e-3, top + (top - origin) * 0.05)], "nice": True}
+
+
+def _up_to(parameter: str) -> Spec:
+    """From zero to a parameter of the specification, whose other parts are then the same in every run."""
+    return {"domain": [0, {"expr": f"1.05 * {parameter}"}], "nice": True}
 
 
 def _from_zero(rows: Rows, field: str) -> Spec:

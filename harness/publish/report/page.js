@@ -1,6 +1,14 @@
 "use strict";
 (() => {
-  const { specs, figures } = JSON.parse(document.getElementById("data").textContent);
+  const { parts, whole: figures } = JSON.parse(document.getElementById("data").textContent);
+
+  // What a value means, with the parts that it shares with others in their places.
+  const meant = (value) => {
+    if (value === null || typeof value !== "object") return value;
+    if (Array.isArray(value)) return value.map(meant);
+    if (Object.hasOwn(value, "$")) return meant(parts[value.$]);
+    return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, meant(one)]));
+  };
   const root = document.documentElement;
   const column = (values) => (values && values.of ? values.at.map((place) => values.of[place]) : values);
 
@@ -36,14 +44,18 @@
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
   const chosen = (id) => Number(document.querySelector(`select[data-choice="${id}"]`)?.value ?? 0);
+  const chartOf = (id) => {
+    const charts = Object.hasOwn(figures[id], "$") ? parts[figures[id].$] : figures[id];
+    return meant(charts[chosen(id)]);
+  };
   const views = new Map();
 
   const draw = async (id) => {
     const place = document.getElementById(id);
-    const chart = figures[id][chosen(id)];
+    const chart = chartOf(id);
     const datasets = Object.fromEntries(Object.entries(chart.data).map(([name, columns]) => [name, rows(columns)]));
     views.get(id)?.finalize();
-    const { view } = await window.drawChart(place, { ...specs[chart.spec], datasets }, {
+    const { view } = await window.drawChart(place, { ...chart.spec, datasets }, {
       actions: false, ast: true, defaultStyle: false, renderer: "svg", tooltip: showTip,
     });
     views.set(id, view);
@@ -54,7 +66,7 @@
   // The table behind a drawing, made when it is asked for.
   const list = (id) => {
     const behind = document.querySelector(`details[data-behind="${id}"]`);
-    const chart = figures[id][chosen(id)];
+    const chart = chartOf(id);
     const [name, titles] = chart.table;
     const fields = Object.keys(titles);
     const table = document.createElement("table");
@@ -89,7 +101,7 @@
   for (const choice of document.querySelectorAll("select[data-choice]")) {
     const id = choice.dataset.choice;
     choice.addEventListener("change", () => {
-      document.querySelector(`[data-note="${id}"]`).textContent = figures[id][chosen(id)].note;
+      document.querySelector(`[data-note="${id}"]`).textContent = chartOf(id).note;
       draw(id);
       if (document.querySelector(`details[data-behind="${id}"]`).open) list(id);
     });
@@ -110,7 +122,7 @@
     waiting.add(place.id);
     watcher.observe(place);
   }
-  const visible = (id) => document.getElementById(id).getClientRects().length > 0;
+  const visible = (id) => document.getElementById(id).closest("details:not([open])") === null;
   const later = (work) => ("requestIdleCallback" in window ? requestIdleCallback(work) : setTimeout(work, 50));
   const drawNext = () => {
     const next = [...waiting].find(visible);

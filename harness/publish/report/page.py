@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from harness import __version__
 from harness.files import digest, escape_control
 from harness.publish import tables
-from harness.publish.report import bundle, charts, findings, provenance, raw_charts, samples
+from harness.publish.report import bundle, charts, findings, provenance, raw_charts, samples, shared
 from harness.publish.report.drawing import PAGE, Chart, Rows
 from harness.publish.report.samples import Budget
 from harness.publish.report.shown import Launch, Level, Shown, between, named, verdict_counts
@@ -43,13 +43,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing with its heading and, where there are several to choose from, the name of the choice."""
+    """A drawing with its heading and, where there are several to choose from, the name of the choice.
+
+    `lead` is what holds for all of them; each has a note of its own.
+    """
 
     id: str
     title: str
     charts: Sequence[Chart]
     choice: str = ""
     wide: bool = False
+    lead: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +170,18 @@ def _figures(identity: str, one: Shown, comparisons: Sequence[Comparison], budge
         _figure(f"{identity}-throughput", load, [charts.throughput([one], PAGE)]),
         _figure(f"{identity}-rate", "Throughput over offered rate", [charts.throughput([one], PAGE, open_loop=True)]),
         _figure(f"{identity}-ratio", "Treatment over base", [charts.ratio(comparisons, one.arms, PAGE)]),
-        _figure(f"{identity}-pareto", "Latency over throughput", charts.pareto([one], PAGE), "latency"),
+        _figure(
+            f"{identity}-pareto", "Latency over throughput", charts.pareto([one], PAGE), "latency", lead=charts.PARETO
+        ),
         _figure(f"{identity}-acceptance", "Acceptance length over concurrency", [charts.acceptance([one], PAGE)]),
     ]
     for metric, title in _DISTRIBUTED.items():
         chart = raw_charts.distribution(taken, names, one.name, PAGE, metric)
         found.append(_figure(f"{identity}-{metric}", title, [chart]))
     drawn = [raw_charts.timeline(sample, PAGE) for sample in taken if sample.timeline.bars]
-    timeline = _figure(f"{identity}-timeline", "Requests over time", drawn, "level", wide=True)
+    timeline = _figure(
+        f"{identity}-timeline", "Requests over time", drawn, "level", wide=True, lead=raw_charts.TIMELINE
+    )
     return [figure for figure in (*found, timeline) if figure]
 
 
@@ -195,16 +203,22 @@ def _overview(shown: Sequence[Shown], across: Sequence[Comparison]) -> list[Figu
         found = [
             _figure("all-throughput", "Throughput over concurrency, all runs", [charts.throughput(shown, PAGE)]),
             _figure("all-ratio", "Later runs over the first", [charts.ratio(across, every, PAGE)]),
-            _figure("all-pareto", "Latency over throughput, all runs", charts.pareto(shown, PAGE), "latency"),
+            _figure(
+                "all-pareto",
+                "Latency over throughput, all runs",
+                charts.pareto(shown, PAGE),
+                "latency",
+                lead=charts.PARETO,
+            ),
         ]
     return [figure for figure in found if figure]
 
 
 def _figure(
-    identity: str, title: str, drawn: Iterable[Chart | None], choice: str = "", *, wide: bool = False
+    identity: str, title: str, drawn: Iterable[Chart | None], choice: str = "", *, wide: bool = False, lead: str = ""
 ) -> Figure | None:
     known = [chart for chart in drawn if chart]
-    return Figure(identity, title, known, choice, wide) if known else None
+    return Figure(identity, title, known, choice, wide, lead) if known else None
 
 
 # Tables
@@ -294,30 +308,21 @@ def _hash(text: str) -> str:
 
 
 def _data(figures: Sequence[Figure]) -> str:
-    """Every chart as JSON that HTML cannot end: specifications once each, rows as columns."""
-    specs: dict[str, int] = {}
-    stored: list[Any] = []
-    drawn: dict[str, Any] = {}
-    for figure in figures:
-        entries = []
-        for chart in figure.charts:
-            key = digest(chart.spec)
-            if key not in specs:
-                specs[key] = len(stored)
-                stored.append(chart.spec)
-            name, titles = chart.table
-            entries.append(
-                {
-                    "label": escape_control(chart.label),
-                    "note": escape_control(chart.note),
-                    "spec": specs[key],
-                    "data": {name: _columns(rows) for name, rows in chart.data.items()},
-                    "table": [name, dict(titles)],
-                }
-            )
-        drawn[figure.id] = entries
-    text = json.dumps({"specs": stored, "figures": drawn}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """Every chart as JSON that HTML cannot end: rows as columns, and parts that several charts share once."""
+    drawn = {figure.id: [_entry(chart) for chart in figure.charts] for figure in figures}
+    text = json.dumps(shared.pack(drawn), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _entry(chart: Chart) -> dict[str, Any]:
+    name, titles = chart.table
+    return {
+        "label": escape_control(chart.label),
+        "note": escape_control(chart.note),
+        "spec": chart.spec,
+        "data": {name: _columns(rows) for name, rows in chart.data.items()},
+        "table": [name, dict(titles)],
+    }
 
 
 def _columns(rows: Rows) -> dict[str, Any]:

@@ -15,6 +15,10 @@ from harness.stats.percentiles import supports
 _LEAST_GAP_MS = 0.05  # a logarithmic axis has no zero; chunks of one read share a stamp
 _TALLEST = 560
 _LEVELS = {"title": "level", "labelAngle": 0, "labelOverlap": "greedy", "grid": False}
+TIMELINE = (
+    "Pale: waiting for the first token; full: generating; grey background: the steady window. Triangles on top: lines"
+    " that the server or the harness wrote, warnings and errors in red."
+)
 _STATES = ("waiting for the first token", "generating", "warm-up", "failed")
 _ONE_TWO_FIVE = (1.0, 2.0, 5.0)
 
@@ -75,7 +79,7 @@ def timeline(sample: Sample, palette: Palette) -> Chart:
     last = max([row["end"] for row in bars] + [line.at_s for line in found.lines], default=1.0) or 1.0
     x = {
         "type": "quantitative",
-        "scale": {"domain": [0, last], "nice": False},
+        "scale": {"domain": [0, {"expr": "last"}], "nice": False},
         "axis": {"title": "seconds since the level began"},
     }
     row_height = max(3, min(16, _TALLEST // max(1, len(lanes))))
@@ -89,6 +93,7 @@ def timeline(sample: Sample, palette: Palette) -> Chart:
     lines = [{"at": digits(line.at_s), "kind": line.kind, "text": line.text} for line in found.lines]
     layers = [_window_layer(x, palette), *_request_layers(x, lane, palette), *_log_layers(x, palette)]
     spec = drawing(palette, layers, "Requests of one level over time")
+    spec["params"] = [{"name": "last", "value": last}]  # apart, so that the rest is the same for every level
     spec["height"] = row_height * max(1, len(lanes)) + 8
     return Chart(
         spec,
@@ -203,14 +208,11 @@ def _log_layers(x: Spec, palette: Palette) -> Rows:
 
 def _timeline_note(sample: Sample, drawn: int) -> str:
     found = sample.timeline
-    parts = ["Pale: waiting for the first token; full: generating; grey background: the steady window."]
+    parts = []
     if drawn < found.requests:
         parts.append(
             f"{drawn} of {found.requests} requests are drawn, on slots at even distances ({found.lanes} in all)."
         )
-    if found.lines:
-        shown = f"{len(found.lines)} of {found.written}" if len(found.lines) < found.written else f"{found.written}"
-        parts.append(
-            f"Triangles on top are lines of the logs ({shown}; warnings and errors red, and first to be drawn)."
-        )
+    if len(found.lines) < found.written:
+        parts.append(f"{len(found.lines)} of {found.written} lines are drawn, warnings and errors first.")
     return " ".join(parts)

@@ -21,7 +21,7 @@ from harness.run.store import Run
 from harness.stats import metrics
 
 _DOTS = 60_000  # of all distributions of a page
-_BARS = 30_000  # requests in all timelines of a page
+_BARS = 24_000  # requests in all timelines of a page
 _LINES = 4_000  # log lines in all timelines of a page
 _LONGEST = 240  # characters of a log line
 _ERROR = re.compile(r"\b(error|exception|traceback|fatal|critical|killed|out of memory)\b| E ", re.IGNORECASE)
