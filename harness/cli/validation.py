@@ -255,8 +255,11 @@ def _live_report(name: str, arguments: argparse.Namespace) -> "GpuReport":
     if built is None:
         raise InputError(f"the environment of `{locked.name}` is not built", hint=f"run `harness build {locked.name}`")
     targets = _targets(arguments, locked.wanted.cuda.arch if locked.wanted.cuda else ())
-    named = {package.canonical_name for package in locked.wanted.packages}
-    installed = set(manifest.expected(locked, _python(locked, None, built)))
+    unimported = _unimported(locked.name)
+    for package, why in unimported.items():
+        arguments.talk.line(f"not imported: {package}: {why}")
+    named = {package.canonical_name for package in locked.wanted.packages} - unimported.keys()
+    installed = set(manifest.expected(locked, _python(locked, None, built))) - unimported.keys()
     subject = validate.Subject(
         label=locked.name,
         env_id=locked.env_id,
@@ -268,6 +271,17 @@ def _live_report(name: str, arguments: argparse.Namespace) -> "GpuReport":
     )
     checks = (validate.IMPORTS,) if arguments.imports else validate.choose(arguments.check)
     return validate.run(subject, checks, deadline_s=arguments.deadline, progress=_result_line(arguments.talk))
+
+
+def _unimported(name: str) -> dict[str, str]:
+    """What a spec says need not be imported; empty where there is a lock alone, which says nothing of it."""
+    from harness.env import places, spec
+
+    try:
+        path = places.spec_path(name)
+    except InputError:
+        return {}
+    return spec.load(path).unimported
 
 
 def _result_line(talk: Talk) -> Any:

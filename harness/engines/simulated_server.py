@@ -353,6 +353,7 @@ class Simulation:
         except OSError as error:
             say(f"error: cannot listen on {self.arguments.host}:{self.arguments.port}: {error.strerror or error}")
             return 1
+        self.arguments.port = server.sockets[0].getsockname()[1]  # asked for port 0, it got another
         loading = asyncio.create_task(self._load())
         code = await self.ended
         loading.cancel()

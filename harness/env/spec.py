@@ -210,13 +210,22 @@ class EnvSpec(Wanted):
 
     Attributes:
         indexes: public address (or a folder of wheels, relative to the spec) of every index but the default one.
+        not_imported: packages whose code nobody uses (they hold data), which no check need import, with the reason.
     """
 
     description: str = Field(default="", description="what it is for")
     indexes: dict[str, str] = Field(
         default_factory=dict, description="name -> public address, or a folder of wheels beside the spec"
     )
+    not_imported: dict[str, str] = Field(
+        default_factory=dict, description="package of the list above that no check need import -> why"
+    )
     _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def unimported(self) -> dict[str, str]:
+        """`not_imported` by canonical names."""
+        return {canonicalize_name(name): why for name, why in self.not_imported.items()}
 
     @property
     def folder(self) -> Path:
@@ -246,7 +255,7 @@ def load(path: Path) -> EnvSpec:
     """
     document = _extended(path, ())
     spec = strict.parse(document, EnvSpec)
-    faults = [*_name_fault(spec, path, document), *_index_faults(spec, document)]
+    faults = [*_name_fault(spec, path, document), *_index_faults(spec, document), *_unimported_faults(spec, document)]
     if faults:
         raise InputError.of(faults)
     spec._folder = path.parent.resolve()
@@ -300,6 +309,19 @@ def _index_faults(spec: EnvSpec, document: Document) -> list[Fault]:
         )
         for position, package in enumerate(spec.packages)
         if package.index is not None and package.index not in known
+    ]
+
+
+def _unimported_faults(spec: EnvSpec, document: Document) -> list[Fault]:
+    known = {package.canonical_name: package.name for package in spec.packages}
+    return [
+        document.fault(
+            ("not_imported", name),
+            f"`not_imported`: `{name}` is not in `packages`",
+            suggest(name, known.values()),
+        )
+        for name in spec.not_imported
+        if canonicalize_name(name) not in known
     ]
 
 

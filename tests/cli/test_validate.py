@@ -125,6 +125,29 @@ def test_a_built_environment_is_audited_where_it_lies_and_shows_edited_files(her
     assert imported.json["results"][0]["message"] == "cannot import `server`: RuntimeError: edited"
 
 
+def test_a_package_that_only_holds_data_is_not_imported_and_keeps_the_environments_identity(here: Project) -> None:
+    here.wheel("server", "1.2")
+    here.wheel("weights", "3.0", contents={"weights/__init__.py": "import plugin_of_a_program_that_is_not_here\n"})
+    packages = "packages: [server==1.2, weights==3.0]\n"
+    here.spec("demo", packages)
+    here.run("lock", "demo")
+    here.run("build", "demo")
+    assert here.run("validate", "demo", "--imports").code == 1
+
+    here.spec("demo", packages + "not_imported: {weights: it holds a model file}\n")
+
+    done = here.run("validate", "demo", "--imports", "--json")
+    assert done.code == 0
+    assert done.json["results"][0]["message"] == "imported server"
+    assert "not imported: weights: it holds a model file" in done.err
+    assert here.run("lock", "demo", "--check").code == 0  # what gets installed is the same
+
+    here.spec("demo", packages + "not_imported: {wights: it holds a model file}\n")
+    wrong = here.run("validate", "demo", "--imports")
+    assert wrong.code == 2
+    assert "demo.yaml:4:16: `not_imported`: `wights` is not in `packages`\n\nhint: did you mean `weights`?" in wrong.err
+
+
 def gpu_project(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A spec for SM120 that counts as built: its interpreter is this one, its PyTorch the stand-in."""
     here.wheel("server", "1.2")

@@ -287,6 +287,20 @@ def test_the_name_requests_use_is_the_models(tmp_path):
         assert server.ask("GET", "/v1/models")[1]["data"][0]["id"] == "kimi"
 
 
+def test_a_port_that_the_system_chose_is_the_one_it_tells(tmp_path):
+    """Asked for port 0, it says where it really is."""
+    log = (tmp_path / "server.log").open("wb")
+    command = [sys.executable, "-m", "harness.engines.simulated_server", "--port", "0"]
+    with log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        told = re.compile(r"ready on http://127\.0\.0\.1:(\d+)")
+        await_true(lambda: told.search((tmp_path / "server.log").read_text()), "it says where it is")
+        port = int(told.search((tmp_path / "server.log").read_text())[1])
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            connection.request("GET", "/server_info")
+            assert json.loads(connection.getresponse().read())["arguments"]["port"] == port
+        process.terminate()
+
+
 # -- faults of a process ---------------------------------------------------------------------------------------------
 
 
