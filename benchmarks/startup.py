@@ -78,8 +78,9 @@ def source() -> Iterator[int]:
 
 def started(command: Command, folder: str) -> Spent | str:
     """What one start took, or the last line of why it failed."""
+    project = {**environment(), "HARNESS_PROJECT": str(PROJECT)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command.words, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command.words, cwd=folder, env=project, capture_output=True, text=True, check=False)
     wall = time.perf_counter() - began - command.waits_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
