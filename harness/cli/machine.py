@@ -1,13 +1,18 @@
 """Verbs: clean, doctor."""
 
 import argparse
+import re
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.talk import Talk, Verbs, common, safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from harness.run.fitness import Fit
     from harness.run.preflight import Trouble
     from harness.run.supervise import Leftover
 
@@ -29,17 +34,35 @@ def register(verbs: Verbs) -> None:
         verbs.add_parser(
             "doctor",
             help="say what this machine is and what would get in a run's way",
-            description="Look at this machine as a run would before it starts: GPUs and who uses them, driver, limits, "
-            "disk, leftovers of earlier runs. Exit code 1 when something would stop a run.",
+            description="Look at this machine as a run would before it starts: GPUs, who uses them and how they reach "
+            "each other, driver, CUDA toolkits, limits, disk, leftovers of earlier runs, and which environments of the "
+            "project can be built and run here. Exit code 1 when something would stop a run.",
         )
     )
     doctor.add_argument("--model", metavar="PATH", help="also check that this model is whole")
-    doctor.add_argument("--port", type=int, help="also check that this port is free")
-    doctor.add_argument("--gpus", type=int, default=0, metavar="N", help="also check that N GPUs are there and free")
+    doctor.add_argument("--port", type=_whole(1, 65535), help="also check that this port is free")
     doctor.add_argument(
-        "--concurrency", type=int, default=1000, metavar="C", help="open streams to allow for (default: 1000)"
+        "--gpus", type=_whole(0, 1024), default=0, metavar="N", help="also check that N GPUs are there and free"
+    )
+    doctor.add_argument(
+        "--concurrency",
+        type=_whole(1, 1_000_000),
+        default=1000,
+        metavar="C",
+        help="open streams to allow for (default: 1000)",
     )
     doctor.set_defaults(run=run_doctor)
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """A whole number within limits, both of them allowed."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,9}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
 def run_clean(arguments: argparse.Namespace) -> int:
@@ -76,11 +99,14 @@ def run_clean(arguments: argparse.Namespace) -> int:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Facts and troubles of this machine: 0 when a run could start, 1 when not."""
+    from dataclasses import asdict
     from pathlib import Path
 
-    from harness.run import facts, preflight
+    from harness.run import facts, host, preflight
 
     talk: Talk = arguments.talk
+    beyond = host.survey([Path("runs"), *_home()])  # before the check, which raises this process's limit of open files
+    fits = _fits()
     need = preflight.Need(
         run_folder=Path("runs"),
         port=arguments.port,
@@ -91,13 +117,37 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     troubles, known = preflight.check(need), facts.collect()
     value = {
         "facts": known,
+        "host": beyond,
+        "environments": [asdict(one) for one in fits],
         "tools": _tools(),
         "troubles": [
             {"subject": one.subject, "message": one.message, "hint": one.hint, "fatal": one.fatal} for one in troubles
         ],
     }
-    talk.data(value, None if talk.as_json else _doctor_text(known, troubles))
+    talk.data(value, None if talk.as_json else _doctor_text(known, beyond, fits, troubles))
     return int(any(one.fatal for one in troubles))
+
+
+def _home() -> "list[Path]":
+    """Where environments and wheels lie; nowhere outside a project."""
+    from harness.env import places
+    from harness.errors import InputError
+
+    try:
+        return [places.home()]
+    except InputError:
+        return []
+
+
+def _fits() -> "list[Fit]":
+    """Every environment of the project; none outside one."""
+    from harness.errors import InputError
+    from harness.run import fitness
+
+    try:
+        return fitness.all_here()
+    except InputError:
+        return []
 
 
 def _leftovers_text(found: "Sequence[Leftover]") -> str:
@@ -116,15 +166,25 @@ def _tools() -> dict[str, str | None]:
     return {name: shutil.which(name) for name in ("git", "docker", "podman", "nvidia-smi", "nvcc", "sbatch")}
 
 
-def _doctor_text(known: dict[str, Any], troubles: "Sequence[Trouble]") -> str:
+def _doctor_text(
+    known: dict[str, Any], beyond: dict[str, Any], fits: "Sequence[Fit]", troubles: "Sequence[Trouble]"
+) -> str:
+    """The machine in one screen."""
     system, cpu, memory = known["system"], known["cpu"], known["memory"]
+    governors = ", ".join(f"{name} on {count}" for name, count in sorted(beyond["governors"].items()))
+    threads = f"{cpu['usable']:g} of {cpu['threads']} threads, load {cpu['load_average'][0]}"
     lines = [
-        f"system   {system['distribution']}, {system['kernel']}, {system['libc']}",
-        f"cpu      {cpu['model']}, {cpu['usable']:g} of {cpu['threads']} threads, load {cpu['load_average'][0]}",
-        f"memory   {memory['available'] >> 20} of {memory['total'] >> 20} MiB free",
-        *_gpu_lines(known["gpu"]),
-        f"tools    {', '.join(name for name, path in _tools().items() if path) or 'none'}",
+        f"system    {system['distribution']}, {system['kernel']}, {system['libc']}",
+        f"cpu       {cpu['model']}, {threads}, governor {governors or 'not told'}",
+        f"memory    {memory['available'] >> 20} of {memory['total'] >> 20} MiB free",
+        *_gpu_lines(known["gpu"], beyond["topology"]),
+        f"iommu     {_iommu(beyond['iommu'])}",
+        f"cuda      {_toolkits(beyond['toolkits'])}",
+        f"limits    {_limits(beyond['limits'])}",
+        *(f"disk      {_disk(one)}" for one in beyond["disk"]),
+        f"tools     {', '.join(name for name, path in _tools().items() if path) or 'none'}",
         "",
+        *_fit_lines(fits),
         *[f"{'refuses' if one.fatal else 'warns'}  {safe(str(one))}" for one in troubles],
     ]
     if not troubles:
@@ -132,12 +192,97 @@ def _doctor_text(known: dict[str, Any], troubles: "Sequence[Trouble]") -> str:
     return "\n".join(lines)
 
 
-def _gpu_lines(told: Any) -> list[str]:
+def _gpu_lines(told: Any, topology: dict[str, Any]) -> list[str]:
     if not isinstance(told, dict):
-        return ["gpu      none"]
-    lines = [f"driver   {told['driver']}, CUDA {told['cuda']}"]
+        return ["gpu       none"]
+    lines = [f"driver    {told['driver']}, CUDA {told['cuda']}"]
+    slots = {slot["index"]: slot for slot in topology["slots"]}
     for device in told["devices"]:
         used, total = device["memory_used"] >> 20, device["memory_total"] >> 20
         capability = ".".join(map(str, device["capability"] or ("?",)))
-        lines.append(f"gpu {device['index']}    {device['name']}, {capability}, {used} of {total} MiB in use")
+        slot = slots.get(device["index"])
+        place = f"; {slot['address']}, NUMA {_told(slot['numa_node'])}, PCIe {_told(slot['link'])}" if slot else ""
+        index = device["index"]
+        lines.append(f"gpu {index:<5} {device['name']}, {capability}, {used} of {total} MiB in use{place}")
+    if len(slots) > 1:
+        lines.append(f"paths     {_pairs(topology['paths'])}; peer reads {_peers(told['peers'])}")
+        lines.append(f"acs       {_redirects(topology['slots'])}")
     return lines
+
+
+def _pairs(paths: "Sequence[Sequence[str]]") -> str:
+    """Pairs of GPUs by how they reach each other; the kind that most have stands without its pairs."""
+    found: dict[str, list[str]] = {}
+    for one, row in enumerate(paths):
+        for other in range(one + 1, len(row)):
+            found.setdefault(row[other], []).append(f"{one}-{other}")
+    by_count = sorted(found.items(), key=lambda item: len(item[1]))
+    few = [f"{kind} {' '.join(pairs)}" for kind, pairs in by_count[:-1]]
+    return ", ".join([*few, f"{by_count[-1][0]} {'otherwise' if few else 'between all'}"])
+
+
+def _peers(reads: "Sequence[Sequence[bool | None]]") -> str:
+    """Whether the driver lets GPUs read each other's memory."""
+    counts = Counter(value for one, row in enumerate(reads) for other, value in enumerate(row) if one != other)
+    if not counts or counts[None]:
+        return "not told"
+    if not counts[False]:
+        return "allowed between all"
+    return "allowed between none" if not counts[True] else f"allowed in {counts[True]} of {counts.total()} directions"
+
+
+def _redirects(slots: "Sequence[dict[str, Any]]") -> str:
+    if any(slot["redirects"] is None for slot in slots):
+        return "not told (root may ask the bridges)"
+    found = list(dict.fromkeys(text for slot in slots for text in slot["redirects"]))
+    shown = "; ".join(found[:2]) + (f" and {len(found) - 2} more" if found[2:] else "")
+    return f"GPUs reach each other through the root complex: {shown}" if found else "no bridge redirects peer traffic"
+
+
+def _iommu(told: dict[str, Any]) -> str:
+    state = f"on, {told['groups']} groups" if told["on"] else "off"
+    return f"{state}; kernel options {' '.join(told['options'])}" if told["options"] else state
+
+
+def _toolkits(found: "Sequence[dict[str, Any]]") -> str:
+    texts = [
+        f"{one['version'] or '?'} in {one['path']}{' (current)' if one['current'] else ''}"
+        f"{'' if one['nvcc'] else ' (no nvcc)'}"
+        for one in found
+    ]
+    return ", ".join(texts) or "no toolkit on this machine; environments bring their own runtime"
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_limit(limits[name][0])}"
+        + (f" of {_limit(limits[name][1])}" if limits[name][0] != limits[name][1] else "")
+        for name in ("open_files", "locked_memory", "processes")
+    )
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value < 0 or value >= 1 << 62 else str(value)
+
+
+def _disk(one: dict[str, Any]) -> str:
+    free, total = one["free"] / (1 << 30), one["total"] / (1 << 30)
+    return f"{free:.1f} of {total:.1f} GiB free: {', '.join(one['folders'])}"
+
+
+def _fit_lines(fits: "Sequence[Fit]") -> list[str]:
+    """A line an environment."""
+    width = max((len(one.spec) for one in fits), default=0)
+    return [f"env       {one.spec:<{width}}  {_fit(one)}" for one in fits] + ([""] if fits else [])
+
+
+def _fit(one: "Fit") -> str:
+    why = f": {safe('; '.join(one.why))}" if one.why else ""
+    if not one.builds:
+        return f"cannot be built here{why}"
+    state = "built" if one.built else f"can be built ({(one.size or 0) / 1e9:.1f} GB of wheels)"
+    return f"{state} and runs here" if one.runs else f"{state}, cannot run here{why}"
+
+
+def _told(value: Any) -> str:
+    return "not told" if value is None else str(value)
