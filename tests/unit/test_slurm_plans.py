@@ -257,7 +257,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *told: Any) -> list[str]:
         return [Seen("17", 0, "17", state, reason, "n1")] if state else []
 
     monkeypatch.setattr(queue, "look", look)
-    monkeypatch.setattr(queue, "remembered", lambda *_: None)
+    monkeypatch.setattr(queue, "remembered", lambda _: {})
     monkeypatch.setattr(queue, "cancel", cancelled.extend)
     return cancelled
 
@@ -294,11 +294,22 @@ def test_a_controller_that_is_silent_is_given_up_after_a_while(submitted: Run, m
         followed(submitted)
 
 
-def test_a_job_whose_agent_is_never_heard_is_cancelled(submitted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    cancelled = answers(monkeypatch, "RUNNING")
+def test_a_job_whose_agent_is_not_heard_is_warned_of_and_left_alone(
+    submitted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = answers(monkeypatch, *["RUNNING"] * 30, "COMPLETED")
     _, told = followed(submitted)
-    assert "job 17 runs, but nothing of it is seen in the run folder; it is cancelled" in told
-    assert cancelled == ["17"]
+    [warned] = [text for text in told if text.startswith("warning: ")]
+    assert "runs, but nothing of it is seen in the run folder: is its image still being fetched?" in warned
+    assert cancelled == []
+
+
+def test_a_job_that_the_queue_forgot_is_over_when_its_agent_said_so(
+    submitted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(submitted, state="done", exit_code=0)
+    answers(monkeypatch, "")
+    assert followed(submitted) == (None, [])
 
 
 def test_a_hopeless_job_is_warned_of_once_and_left_alone_unless_asked(

@@ -39,6 +39,7 @@ class Task:
     ended: bool = False
     cancelled: bool = False  # by us
     doubtful_since: float | None = None
+    silent_since: float | None = None
     _told: set[str] = field(default_factory=set)
     _offset: int = 0
     _completing: float | None = None
@@ -46,7 +47,7 @@ class Task:
     @property
     def name(self) -> str:
         """As Slurm's users write it: `123`, or `123_4` in an array."""
-        return f"{self.job.job_id}_{self.number}" if self.job.pieces > 1 else str(self.job.job_id)
+        return f"{self.job_id}_{self.number}" if self.job.pieces > 1 else self.job_id
 
     @property
     def report(self) -> Report | None:
@@ -58,10 +59,24 @@ class Task:
         """What it printed."""
         return self.submission.log_path(self.job.number, self.number)
 
+    @property
+    def job_id(self) -> str:
+        """The id of the job, or of the array it is in."""
+        return str(self.job.job_id)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """As the queue's rows are named."""
+        return self.job_id, self.number
+
+    def has_said_its_last(self) -> bool:
+        """Whether its agent has ended, by its own word."""
+        return (report := self.report) is not None and report.state != "running"
+
     def lingers(self) -> bool:
-        """Whether its agent's last word was said some time ago: an epilog that hangs is not ours to wait for."""
+        """Whether its agent ended some time ago: an epilog that hangs is not ours to wait for."""
         self._completing = self._completing or time.monotonic()
-        return time.monotonic() - self._completing > _COMPLETING_S
+        return time.monotonic() - self._completing > _COMPLETING_S and self.has_said_its_last()
 
     def once(self, text: str) -> bool:
         """Whether this was not said of it before."""
@@ -103,22 +118,17 @@ def follow(run: Run, site: Slurm, tell: Tell, wishes: Wishes) -> list[Task]:
     tasks = _tasks(run)
     heard = time.monotonic()
     while True:
-        ids = sorted({str(task.job.job_id) for task in tasks if not task.ended})
         if wishes.stop.is_set():
             _cancel([task for task in tasks if not task.ended and not task.cancelled])
+        going = [task for task in tasks if not task.ended]
         try:
-            rows = {(seen.job_id, seen.task): seen for seen in queue.look(ids)}
+            _look_at_all(going, site, tell, wishes)
             heard = time.monotonic()
         except Unreachable as error:
             if time.monotonic() - heard > site.patience_s:
                 raise
             tell("note", text=f"{error.message}; asking again")
-            rows = {}
-        else:
-            for task in tasks:
-                if not task.ended:
-                    _look(task, rows.get((str(task.job.job_id), task.number)), site, tell, wishes)
-        for task in tasks:
+        for task in going:
             _tell_progress(run, task, tell)
         if all(task.ended for task in tasks):
             return tasks
@@ -167,25 +177,43 @@ def _tasks(run: Run) -> list[Task]:
     return found
 
 
-def _look(task: Task, row: Seen | None, site: Slurm, tell: Tell, wishes: Wishes) -> None:
-    """What Slurm says of one job now."""
-    seen = row or queue.remembered(str(task.job.job_id), task.number, task.seen.raw_id if task.seen else None)
+def _look_at_all(going: Sequence[Task], site: Slurm, tell: Tell, wishes: Wishes) -> None:
+    """What Slurm says of jobs now, in as few questions as can be."""
+    rows = {(seen.job_id, seen.task): seen for seen in queue.look(sorted({task.job_id for task in going}))}
+    gone = [task for task in going if task.key not in rows and not task.has_said_its_last()]
+    forgotten = queue.remembered([(*task.key, task.seen.raw_id if task.seen else None) for task in gone])
+    for task in going:
+        _look(task, rows.get(task.key) or forgotten.get(task.key), site, tell, wishes)
+
+
+def _look(task: Task, seen: Seen | None, site: Slurm, tell: Tell, wishes: Wishes) -> None:
+    """What Slurm says of one job now; None where it knows nothing of it any more."""
     task.seen = seen or task.seen
     where = phase(seen.state) if seen else Phase.UNKNOWN
-    report = task.report
-    if seen and seen.state == "COMPLETING" and report and report.state != "running" and task.lingers():
-        where = Phase.ENDED
-    if where is not Phase.UNKNOWN and not (where is Phase.RUNNING and report is None):
-        task.doubtful_since = None
-    if where is Phase.ENDED:
+    over = (seen is None and task.has_said_its_last()) or (seen and seen.state == "COMPLETING" and task.lingers())
+    if where is Phase.ENDED or over:
         task.ended = True
-    elif where is Phase.WAITING and seen:
+        return
+    if where is Phase.UNKNOWN:
+        _doubt(task, seen.state if seen else "not in the queue any more", site, tell)
+        return
+    task.doubtful_since = None
+    if seen and where is Phase.WAITING:
         _look_waiting(task, seen, tell, wishes)
-    elif where is Phase.RUNNING and seen and seen.nodes and report is not None:
+    elif seen and seen.state == "RUNNING":
+        _look_running(task, seen, site, tell)
+
+
+def _look_running(task: Task, seen: Seen, site: Slurm, tell: Tell) -> None:
+    report = task.report
+    if report is not None:
         if task.once(f"runs {report.job} {report.restarts}"):
             tell("note", text=f"job {task.name} runs on {seen.nodes}: {', '.join(task.piece.launches)}")
-    else:
-        _doubt(task, seen, site, tell)
+        return
+    task.silent_since = task.silent_since or time.monotonic()
+    if time.monotonic() - task.silent_since > site.patience_s and task.once("silent"):
+        asked = f"is its image still being fetched? is `{task.submission.run.path}` shared with {seen.nodes}?"
+        tell("note", text=f"warning: job {task.name} runs, but nothing of it is seen in the run folder: {asked}")
 
 
 def _look_waiting(task: Task, seen: Seen, tell: Tell, wishes: Wishes) -> None:
@@ -203,18 +231,13 @@ def _look_waiting(task: Task, seen: Seen, tell: Tell, wishes: Wishes) -> None:
         tell("note", text=f"warning: job {task.name} waits for `{seen.reason}`, which may last for ever; {advice}")
 
 
-def _doubt(task: Task, seen: Seen | None, site: Slurm, tell: Tell) -> None:
-    """Something is not as it should be; for so long, and no longer."""
-    state = seen.state if seen else "not in the queue any more"
+def _doubt(task: Task, state: str, site: Slurm, tell: Tell) -> None:
+    """Slurm says nothing of a job, or what we do not understand; for so long, and no longer."""
     task.doubtful_since = task.doubtful_since or time.monotonic()
     if time.monotonic() - task.doubtful_since < site.patience_s:
         return
-    if seen is not None and phase(seen.state) is Phase.RUNNING:
-        tell("note", text=f"job {task.name} runs, but nothing of it is seen in the run folder; it is cancelled")
-        _cancel([task])
-    else:
-        tell("note", text=f"job {task.name} is `{state}` for {site.patience_s:.0f} s; it is given up")
-        _cancel([task])
+    tell("note", text=f"job {task.name} is `{state}` for {site.patience_s:.0f} s; it is given up")
+    _cancel([task])
     task.ended = True
 
 

@@ -107,19 +107,36 @@ def named(name: str) -> str | None:
     return found[0].job_id if found else None
 
 
-def remembered(job_id: str, task: int, raw_id: str | None) -> Seen | None:
-    """What the site's accounts, or else its list of completed jobs, say of one that the queue has forgotten."""
-    accounts = _call(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "JobID,JobIDRaw,State,NodeList"])
-    for line in accounts.stdout.splitlines() if accounts.returncode == 0 else ():
+def remembered(wanted: Sequence[tuple[str, int, str | None]]) -> dict[tuple[str, int], Seen]:
+    """What the site's accounts, or else its list of completed jobs, say of jobs that the queue has forgotten.
+
+    Args:
+        wanted: id, task and, where it was seen, the id of that task alone.
+    """
+    if not wanted:
+        return {}
+    keys = {name: (job_id, task) for job_id, task, _ in wanted for name in (job_id, f"{job_id}_{task}")}
+    found: dict[tuple[str, int], Seen] = {}
+    asked = ",".join(sorted({job_id for job_id, _, _ in wanted}))
+    for line in _lines(["sacct", "-X", "-n", "-P", "-j", asked, "-o", "JobID,JobIDRaw,State,NodeList"]):
         shown, raw, state, nodes = line.split("|")[:4]
-        if shown in {job_id, f"{job_id}_{task}"}:
-            return Seen(job_id, task, raw, state, nodes=nodes)
-    completed = _call(["sacct", "-c", "-n", "-P", "-j", raw_id or job_id, "-o", "JobID,State,NodeList"])
-    for line in completed.stdout.splitlines() if completed.returncode == 0 else ():
+        if (key := keys.get(shown)) is not None:
+            found[key] = Seen(*key, raw, state, nodes=nodes)
+    raws = {raw or job_id: (job_id, task) for job_id, task, raw in wanted if (job_id, task) not in found}
+    for line in _lines(["sacct", "-c", "-n", "-P", "-j", ",".join(raws), "-o", "JobID,State,NodeList"]) if raws else ():
         raw, state, nodes = line.split("|")[:3]
-        if raw == (raw_id or job_id):
-            return Seen(job_id, task, raw, state, nodes=nodes)
-    return None
+        if (key := raws.get(raw)) is not None:
+            found[key] = Seen(*key, raw, state, nodes=nodes)
+    return found
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    """What a command of Slurm's printed; nothing where this site has no such memory."""
+    try:
+        done = _call(words)
+    except InputError:  # Slurm without its sacct
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def time_left(job_id: str) -> float | None:
