@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.cli.talk import Verbs, common
 
-_KINDS = ("throughput", "rate", "ratio", "pareto", "acceptance", "ttft", "tpot", "gaps", "timeline")
+KINDS = ("throughput", "rate", "ratio", "pareto", "acceptance", "ttft", "tpot", "gaps", "timeline")
 
 
 def register(verbs: Verbs) -> None:
@@ -30,9 +30,9 @@ def register(verbs: Verbs) -> None:
     )
     plot.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or files of recipes/references")
     plot.add_argument("-o", "--output", type=Path, required=True, metavar="FIG", help="an .svg or .png file")
-    plot.add_argument("--kind", choices=_KINDS, default="throughput", help="what to draw (default: throughput)")
+    plot.add_argument("--kind", choices=KINDS, default="throughput", help="what to draw (default: throughput)")
     plot.add_argument("--level", metavar="LAUNCH/LEVEL", help="of a timeline, such as 01-baseline/c4")
-    plot.add_argument("--width", type=_width, default=640, help="of the plot in pixels (default: 640)")
+    plot.add_argument("--width", type=_width, default=640, help="in pixels; a PNG has twice as many (default: 640)")
     plot.set_defaults(run=draw)
 
 

@@ -3,6 +3,7 @@
 Drawn by vl-convert, which needs no browser. The same records give the same bytes.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ def write_figure(
         path: where to; `.svg` or `.png`.
         kind: one of `KINDS`.
         level: of a timeline, `LAUNCH/LEVEL` such as `01-baseline/c4`; default: the last one measured.
-        width: of the plot in CSS pixels; a PNG has twice as many.
+        width: of the figure in CSS pixels; a PNG has twice as many.
 
     Raises:
         InputError: no such kind, format or level, or the runs have nothing of that kind to show.
@@ -114,7 +115,17 @@ def _samples(one: Shown, level: str | None) -> list[Sample]:
 def _svg(spec: dict[str, Any]) -> str:
     import vl_convert  # noqa: PLC0415 - a large library, which nothing else needs
 
-    return vl_convert.vegalite_to_svg(spec)
+    return _numbered_anew(vl_convert.vegalite_to_svg(spec))
+
+
+def _numbered_anew(svg: str) -> str:
+    """A drawing whose clip paths are counted from 1: the library counts on from what it drew before."""
+    numbers: dict[str, int] = {}
+
+    def anew(match: re.Match[str]) -> str:
+        return f"{match[1]}{numbers.setdefault(match[2], len(numbers) + 1)}"
+
+    return re.sub(r'(id="clip|url\(#clip)(\d+)', anew, svg)
 
 
 def _png(spec: dict[str, Any]) -> bytes:

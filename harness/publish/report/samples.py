@@ -119,7 +119,7 @@ def _values(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def _timeline(run: Run, level: Level, records: Sequence[RequestRecord], budget: Budget) -> Timeline:
-    lanes = _lanes(records, level)
+    lanes = lanes_of(records, level)
     kept = _even(sorted(set(lanes)), max(1, budget.bars * len(set(lanes)) // max(1, len(records))))
     bars = [_bar(record, lane) for record, lane in zip(records, lanes, strict=True) if lane in kept][: budget.bars]
     last = max((record.end_s for record in records), default=0.0)
@@ -143,7 +143,7 @@ def _bar(record: RequestRecord, lane: int) -> Bar:
     return Bar(lane, record.sent_s, first, record.end_s, state, record.output_tokens, note)
 
 
-def _lanes(records: Sequence[RequestRecord], level: Level) -> list[int]:
+def lanes_of(records: Sequence[RequestRecord], level: Level) -> list[int]:
     """A row for each request: its slot in a closed loop; in an open one the first row that is free when it is sent."""
     if level.cell.level.get("mode") != "open":
         return [record.slot for record in records]
