@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from harness.errors import InputError, ServerError
-from harness.load import spool, transcript, wire
+from harness.load import answers, spool, transcript, wire
 from harness.load.records import ClientFacts, LevelTrace, RequestRecord
 from harness.load.transcript import Prepared, TokenCounter
 
@@ -191,6 +191,8 @@ def check(load: Load, requests: Sequence[Prepared]) -> None:
         faults.append(f"a closed loop needs a concurrency above zero, got {load.concurrency}")
     if load.burstiness is not None and load.burstiness <= 0:
         faults.append(f"burstiness is above zero, got {load.burstiness}")
+    if load.mode == "open" and any(answers.are_wanted(prepared.body) for prepared in requests):
+        faults.append("conversations go on with the server's own answers, which an open loop does not wait for")
     if load.request_timeout_s <= 0:
         faults.append(f"a request timeout is above zero, got {load.request_timeout_s}")
     if faults:
@@ -233,6 +235,7 @@ class Level:
         self.target = target
         self.load = load if load.mode != "serial" else replace(load, mode="closed", concurrency=1)
         self.requests = requests
+        self.served = any(answers.are_wanted(prepared.body) for prepared in requests)
         self.folder = folder
         self.started_ns = 0
         self.stopped = False
@@ -347,8 +350,8 @@ class Level:
         path.write_bytes(marshal.dumps(self._job(number, tickets)))
         self.processes.append(
             subprocess.Popen(
-                # Without `site`: the reader needs the standard library and this package alone, and starts sooner.
-                [sys.executable, "-S", "-m", "harness.load.reader", str(path)],
+                # Without `site` it starts sooner; but for answers, which it reads as JSON, it needs no other package.
+                [sys.executable, *([] if self.served else ["-S"]), "-m", "harness.load.reader", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=() if tickets is None else (tickets,),
@@ -383,6 +386,7 @@ class Level:
             "plays": self._plays() if load.mode == "closed" else [],
             "indices": len(self.requests),
             "tickets": tickets,
+            "served": self.served,
             "schedule": self.schedule[among_all::total],
             "duration_s": load.duration_s if load.mode == "closed" else None,
             "ramp_up_s": load.ramp_up_s,

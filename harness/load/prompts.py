@@ -10,10 +10,15 @@ A set is named by one string, as recipes write it:
     shared-prefix:prefix=800,words=100,groups=4
                                  the same, with `groups` prefixes shared by turns
 
-Conversations become one prompt a turn, each with the turns before it and the answers that the set recorded, so that
-every run sends the same bytes; turns of one conversation carry its name, and one slot plays them in order. Words
-without sense are fine for load, and wrong for speculation: a draft model guesses them differently (SPEED-Bench saw
-throughput 23 % off).
+Conversations become one prompt a turn, each with the turns before it; turns of one conversation carry its name, and one
+slot plays them in order. Which answers stand between them the set says, by a key of the conversation's entry:
+
+    "answers": "recorded"        those of the set (the default for `conversations`): every run sends the same bytes
+    "answers": "served"          those of the server under test (the default for `turns`, which record none): the cache
+                                 is hit as in real use, but two servers that answer differently are asked differently
+
+Words without sense are fine for load, and wrong for speculation: a draft model guesses them differently (SPEED-Bench
+saw throughput 23 % off).
 """
 
 import json
@@ -26,6 +31,7 @@ from typing import Any
 
 from harness.errors import Fault, InputError, Location
 from harness.files import digest, sha256_bytes
+from harness.load import answers
 from harness.strict import suggest
 
 Messages = Sequence[Mapping[str, Any]]
@@ -172,12 +178,15 @@ def _prompts(item: Any, default_id: str) -> list[Prompt]:
     if "messages" in item:
         return [Prompt(name, _messages(item["messages"]))]
     if "conversations" in item:
-        return _turns(name, _exchange(item["conversations"]))
+        exchange = _exchange(item["conversations"])
+        return _turns(name, _unanswered(exchange) if _answers(item, "recorded") == "served" else exchange)
     if "turns" in item:
         turns = item["turns"]
         if not isinstance(turns, list) or not all(isinstance(turn, str) and turn for turn in turns):
             raise _Unfit("`turns` must be a list of texts")
-        return _turns(name, [("user", turn) for turn in turns])
+        if _answers(item, "served") == "recorded":
+            raise _Unfit("`turns` hold no answers, so that none are recorded; `conversations` do")
+        return _turns(name, _unanswered([("user", turn) for turn in turns]))
     text = item.get("text", item.get("prompt"))
     if not isinstance(text, str) or not text:
         raise _Unfit("an entry needs `text`, `prompt`, `messages`, `turns` or `conversations`")
@@ -207,6 +216,28 @@ def _exchange(value: Any) -> list[tuple[str, str]]:
     if not any(role == "user" for role, _ in exchange):
         raise _Unfit("a conversation without a question")
     return exchange
+
+
+def _answers(item: Mapping[str, Any], default: str) -> str:
+    """Whose answers a conversation goes on with."""
+    value = item.get("answers", default)
+    if value not in {"recorded", "served"}:
+        raise _Unfit(f"`answers` is `recorded` or `served`, not `{value}`")
+    return str(value)
+
+
+def _unanswered(exchange: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """An exchange with a mark after each question, where the server's answer will stand, in place of recorded ones."""
+    kept: list[tuple[str, str]] = []
+    questions = 0
+    for role, text in exchange:
+        if role == "assistant":
+            continue
+        if role == "user" and questions:
+            kept.append(("assistant", answers.mark(questions - 1)))
+        questions += role == "user"
+        kept.append((role, text))
+    return kept
 
 
 def _turns(name: str, exchange: Sequence[tuple[str, str]]) -> list[Prompt]:

@@ -102,6 +102,8 @@ def understand(raw: Raw, prepared: Prepared, frame: Frame, count_tokens: TokenCo
         extra["streamed"] = False
     if raw.facts["retried"]:
         extra["retried"] = raw.facts["retried"]
+    if raw.facts.get("missing"):
+        extra["answers_missing"] = raw.facts["missing"]
     return RequestRecord(
         index=raw.index,
         slot=raw.slot,

@@ -19,6 +19,7 @@ from load_streams import ROLE, STREAM, USAGE, chat, chunked, plain, sse
 
 from benchmarks.truthd import COMPILER, start
 from harness.errors import InputError, ServerError
+from harness.load import answers
 from harness.load.client import Load, Target, run_level
 from harness.load.transcript import Prepared
 
@@ -201,6 +202,57 @@ def test_one_slot_plays_the_turns_of_a_conversation_in_order(truth):
         assert [record.prompt_id[-1] for record in records] == ["0", "1", "2"]
         assert len({record.slot for record in records}) == 1
         assert records[0].end_s <= records[1].sent_s and records[1].end_s <= records[2].sent_s
+
+
+def conversation(turns):
+    """A conversation whose answers are the server's, as `sweep.prepare` encodes it."""
+    messages, requests = [], []
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"question {number}"})
+        text = json.dumps({"stream": True, "messages": messages}, ensure_ascii=False).encode()
+        requests.append(Prepared(f"c/{number}", "/v1/chat/completions", text, conversation="c"))
+        messages.append({"role": "assistant", "content": answers.mark(number)})
+    return requests
+
+
+def test_a_conversation_goes_on_with_what_the_server_answered_to_each_turn():
+    """Awkward text comes back as it was said: quotes, line feeds, what needs escapes; reasoning is not sent back."""
+    said = ['He said "no".\n', "\u2028 \\ é \U0001f600", "third"]
+    heard = []
+
+    def script(sock, _):
+        while request := read_request(sock):
+            heard.append(json.loads(request.partition(b"\r\n\r\n")[2])["messages"])
+            text = said[len(heard) - 1]
+            thought = json.dumps({"choices": [{"delta": {"reasoning_content": "hm"}}]})
+            sock.sendall(plain(ROLE, thought, chat(text[:3]), chat(text[3:], "stop"), USAGE % 3, "[DONE]"))
+
+    with scripted(script) as port:
+        trace = run_level(local(port), Load(concurrency=1, requests=3), conversation(3))
+    assert reasons(trace) == {None: 3}
+    assert [message["content"] for message in heard[2]] == ["question 0", said[0], "question 1", said[1], "question 2"]
+    assert heard[1] == heard[2][:3]
+    assert all("answers_missing" not in record.extra for record in trace.records)
+
+
+def test_a_turn_whose_earlier_answers_belong_to_another_slice_says_how_many_it_lacks():
+    heard = []
+
+    def script(sock, _):
+        while request := read_request(sock):
+            heard.append(json.loads(request.partition(b"\r\n\r\n")[2])["messages"])
+            sock.sendall(ANSWER)
+
+    with scripted(script) as port:
+        trace = run_level(local(port), Load(concurrency=1, requests=1), conversation(3)[2:])
+    assert [message["content"] for message in heard[0]] == ["question 0", "", "question 1", "", "question 2"]
+    assert trace.records[0].extra["answers_missing"] == 2
+
+
+def test_an_open_loop_refuses_conversations_that_must_wait_for_answers():
+    load = Load(mode="open", concurrency=None, rate=10, requests=3)
+    with pytest.raises(InputError, match="which an open loop does not wait for"):
+        run_level(local(1), load, conversation(3))
 
 
 def test_a_prompt_larger_than_any_socket_buffer_arrives_whole(truth):

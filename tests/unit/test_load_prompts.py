@@ -6,7 +6,7 @@ import json
 import pytest
 
 from harness.errors import InputError
-from harness.load import prompts
+from harness.load import answers, prompts
 
 
 def written(tmp_path, *lines, name="set.jsonl"):
@@ -67,6 +67,24 @@ def test_sharegpt_conversations_become_turns_with_their_recorded_answers(tmp_pat
     assert first.prompt == [{"role": "user", "content": "hi"}]
     assert [message["content"] for message in second.prompt] == ["hi", "hello", "bye"]
     assert (third.prompt_id, third.conversation, third.prompt) == ("s2", None, [{"role": "user", "content": "alone"}])
+
+
+def test_a_set_says_whose_answers_a_conversation_goes_on_with(tmp_path):
+    talk = [{"from": who, "value": said} for who, said in [("human", "hi"), ("gpt", "hello"), ("human", "bye")]]
+    entries = [{"id": "a", "conversations": talk, "answers": "served"}, {"id": "b", "turns": ["one", "two", "three"]}]
+    loaded = {prompt.prompt_id: prompt for prompt in prompts.load(str(written(tmp_path, *entries))).prompts}
+    said = {name: [message["content"] for message in prompt.prompt] for name, prompt in loaded.items()}
+    assert said["a/1"] == ["hi", answers.mark(0), "bye"]
+    assert said["b/2"] == ["one", answers.mark(0), "two", answers.mark(1), "three"]
+    assert [message["role"] for message in loaded["b/2"].prompt] == ["user", "assistant", "user", "assistant", "user"]
+
+
+def test_answers_that_nobody_recorded_or_nobody_knows_are_faults(tmp_path):
+    path = written(tmp_path, {"turns": ["x", "y"], "answers": "recorded"}, {"turns": ["z"], "answers": "invented"})
+    with pytest.raises(InputError) as caught:
+        prompts.load(str(path))
+    assert "`turns` hold no answers, so that none are recorded" in str(caught.value)
+    assert "`answers` is `recorded` or `served`, not `invented`" in str(caught.value)
 
 
 def test_slices_are_disjoint_until_the_set_is_used_up():
