@@ -99,3 +99,20 @@ def test_a_level_that_never_began_has_no_records(tmp_path: Path) -> None:
 
 def test_nothing_that_is_sent_is_kept(level: Path) -> None:
     assert not any(b"secret" in path.read_bytes() for path in level.iterdir())
+
+
+def test_a_tail_hands_each_request_over_once_also_one_in_pieces_across_looks(level: Path) -> None:
+    raw, path = answer("whole"), level / "spool0"
+    tail = spool.Tail(level)
+    assert tail.fresh() == []
+    path.write_bytes(entry(0, [answer("zero")]) + entry(1, [raw[:40]], ends=False))
+    assert [one.index for one in tail.fresh()] == [0]
+    assert tail.fresh() == []
+    rest = entry(1, [raw[40:]])
+    with path.open("ab") as stream:
+        stream.write(rest[:20])
+        stream.flush()
+        assert tail.fresh() == []  # torn: read again when it is whole
+        stream.write(rest[20:])
+    [found] = tail.understood(tail.fresh())
+    assert (found.prompt_id, found.ok, found.text) == ("p1", True, "whole")
