@@ -296,10 +296,10 @@ of known shape, through the functions that `harness compare` uses. No server was
 * A **crossover** is claimed between two levels with opposite verdicts. Its interval holds every concurrency at which
   the t-test cannot tell the interpolated ratio from 1 (Fieller 1954). It never reaches beyond the measured levels.
 * **Not comparable** is a level that one arm lacks, that did not count in an arm, or whose arms differ in more than the
-  declared treatment. Both figures stand in the table, and no ratio, interval or plateau beside them: that would be a claim.
+  declared treatment. Both figures stand in the table, and no ratio, interval or plateau, which would be claims.
 * `harness compare` ends with 1 when a treatment is worse at a level, else with 6 when a level was not comparable (never
   compared is not the same as no regression), else with 0. `compare A B` compares every arm that both runs have with its
-  namesake and names those it left out; `--arms a:b` names pairs; a run against a published table is compared by whole-run
+  namesake and names those it left out; `--arms a:b` names pairs; a run and a published table are compared by whole-run
   throughput, which is all that tables tell.
 
 The noise: launches differ by 1 % (standard deviation, all levels of a launch alike), levels within a launch by 0.5 %.
