@@ -229,13 +229,20 @@ class Head:
             return None
         where = f"rank {rank} of {self.nodes} ({said['node']})"
         if said["state"] in {"dead", "refused"} and said["attempt"] in {0, self._attempt}:
-            return _placed(read_diagnosis(said["diagnosis"]), rank, where)
+            return self._placed(read_diagnosis(said["diagnosis"]), rank, where)
         if said["state"] == "stopped" and said["attempt"] == self._attempt:
             return Diagnosis("stopped from outside", (), "its machine's agent was told to stop", where=where)
         if ear.silent_s > self._silent_s:
             seen = f"nothing was heard of it for {ear.silent_s:.0f} s"
             return Diagnosis("silent", (seen,), "is its machine up, and does it see the run's folder?", where=where)
         return None
+
+    def _placed(self, found: Diagnosis, rank: int, where: str) -> Diagnosis:
+        """A rank's diagnosis as everybody reads it: which rank, and where its own log is."""
+        log = self.folder / f"rank-{rank}" / "server.log"
+        remedy = f"{found.remedy}\nthat rank's log: {log}" if log.exists() else found.remedy
+        evidence = tuple(f"rank {rank}: {line}" for line in found.evidence)
+        return replace(found, where=where, evidence=evidence, remedy=remedy)
 
     def _stopped(self, deadline_s: float) -> tuple[RankStop, ...]:
         """What each rank that took part says of its end."""
@@ -395,10 +402,6 @@ def job() -> str:
     """What all machines of one allocation know and no other run does; empty outside one."""
     number = os.environ.get("SLURM_JOB_ID", "")
     return f"{number}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if number else ""
-
-
-def _placed(found: Diagnosis, rank: int, where: str) -> Diagnosis:
-    return replace(found, where=where, evidence=tuple(f"rank {rank}: {line}" for line in found.evidence))
 
 
 def _unheard(rank: int, ear: Ear, why: str) -> RankStop:

@@ -173,6 +173,7 @@ def test_a_rank_that_dies_ends_the_level_as_invalid_and_is_named_with_its_own_la
         wide.measure()
     thread.join()
     assert any(line.startswith("rank 2: ") and "ready on http" in line for line in caught.value.details)
+    assert f"that rank's log: {wide.run.launch_folder(LAUNCH)}/ranks/rank-2/server.log" in (caught.value.hint or "")
     level = wide.run.level(LAUNCH, "c2")
     assert level.verdict.state == "invalid"
     assert any("rank 2 of 4" in reason.message for reason in level.verdict.reasons)
