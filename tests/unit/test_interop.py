@@ -168,6 +168,18 @@ def test_levels_are_chosen_by_name_in_every_launch_or_in_one():
     assert "has no finished level `c3`" in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["vllm", "sglang", "jsonl"])
+def test_a_run_without_its_requests_is_refused_where_they_are_needed(tmp_path, form):
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run, ignore=shutil.ignore_patterns("requests.jsonl"))
+    found = levels(store.open_run(run), ["01-baseline/c2"])
+    with pytest.raises(InputError) as caught:
+        interop.export(found, form, tmp_path / "out")
+    assert "no requests are stored of 01-baseline/c2" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    assert interop.export(found, "openmetrics", tmp_path / "out")
+
+
 def test_the_command_line_offers_the_formats_that_there_are():
     assert verbs.EXPORTS == interop.EXPORTS
     assert verbs.IMPORTS == interop.IMPORTS

@@ -79,6 +79,18 @@ def test_guidellms_tpot_is_left_out_and_its_itl_is_the_naive_one():
     assert any("its TPOT is E2E / n" in line for line in told.differences)
 
 
+def test_a_rate_of_aiperf_is_an_open_loop_also_where_it_is_capped(tmp_path):
+    source = json.loads((PEERS / "aiperf-0.13.json").read_text())
+    source["input_config"]["phases"] = [
+        {"kind": "warmup", "rate": 9.0},
+        {"type": "poisson", "rate": 2.5, "concurrency": 4},
+    ]
+    (tmp_path / "one.json").write_text(json.dumps(source))
+    [told] = interop.read([tmp_path / "one.json"], "aiperf")
+    assert told.level["rate"] == 2.5
+    assert "concurrency" not in told.level
+
+
 @pytest.mark.parametrize(
     ("strategy", "level"),
     [
@@ -148,19 +160,30 @@ def test_everything_wrong_with_the_files_is_said_at_once(workplace: Workplace) -
     for name, content in {
         "broken.json": "{",
         "other.json": "{}",
+        "deep.json": "[" * 100_000,
         "list.json": "[1]",
         "empty.json": json.dumps(source | {"output_throughput": 0.0, "max_concurrency": 4}),
         "twice.json": json.dumps(source),
         "good.json": json.dumps(source),
     }.items():
         Path(name).write_text(content)
-    names = ("good.json", "broken.json", "other.json", "list.json", "empty.json", "twice.json", "absent.json")
+    names = (
+        "good.json",
+        "broken.json",
+        "deep.json",
+        "other.json",
+        "list.json",
+        "empty.json",
+        "twice.json",
+        "absent.json",
+    )
     said = workplace.harness("import", *names, "--format", "vllm", "-o", "x.yaml")
     assert said.code == 2
     assert not Path("x.yaml").exists()
     for part in (
-        "6 faults",
+        "7 faults",
         "`broken.json`: neither JSON nor JSON lines",
+        "`deep.json`: neither JSON nor JSON lines",
         "`other.json`: no `output_throughput`",
         "`list.json`: holds no JSON objects",
         "`empty.json`: cannot be a level of a reference: `output_tok_s`: Input should be greater than 0",

@@ -37,6 +37,9 @@ def export(levels: Sequence[Measured], form: str, folder: Path) -> list[Path]:
 
     Returns:
         What was written.
+
+    Raises:
+        InputError: a level's requests are needed and not there: a record small enough to commit has none.
     """
     files = {folder / name: content for name, content in _contents(levels, form).items()}
     for path, content in files.items():
@@ -47,6 +50,10 @@ def export(levels: Sequence[Measured], form: str, folder: Path) -> list[Path]:
 def _contents(levels: Sequence[Measured], form: str) -> dict[str, str]:
     if form == "openmetrics":
         return {"levels.openmetrics.txt": openmetrics.text(levels)}
+    if bare := [f"{one.launch}/{one.name}" for one in levels if one.result.requests and not one.records]:
+        raise InputError(
+            f"no requests are stored of {', '.join(bare)}", hint="export from the run folder, a record has none"
+        )
     if form == "jsonl":
         return {"requests.jsonl": rows.text(levels)}
     write, suffix = (vllm.export, "json") if form == "vllm" else (sglang.export, "jsonl")
@@ -69,7 +76,7 @@ def read(paths: Sequence[Path], form: str) -> list[Told]:
     for path in paths:
         try:
             for told in _told(path, form):
-                key = _key(told, path)
+                key = _key(told)
                 if key in found:
                     raise InputError(f"level {key} is there twice, also in `{found[key][1]}`: import them apart")
                 found[key] = (told, path)
@@ -99,7 +106,7 @@ def _objects(path: Path) -> list[dict[str, Any]]:
         raise InputError(f"cannot read: {getattr(error, 'strerror', None) or error}") from error
     try:
         values = [json.loads(content)]
-    except ValueError:
+    except (ValueError, RecursionError):
         values = _lines(content)
     if not values or not all(isinstance(value, dict) for value in values):
         raise InputError("holds no JSON objects")
@@ -113,7 +120,7 @@ def _lines(content: str) -> list[Any]:
         raise InputError(f"neither JSON nor JSON lines: {error}") from error
 
 
-def _key(told: Told, path: Path) -> str:
+def _key(told: Told) -> str:
     """The level's name, once it holds what a reference may hold."""
     try:
         return level_key(PublishedLevel(**told.level).level)

@@ -67,14 +67,11 @@ def _rate(data: dict[str, Any]) -> tuple[float | None, tuple[str, ...]]:
 
 
 def _offered(config: dict[str, Any]) -> dict[str, Any]:
-    """The profiling phase's concurrency, else its rate."""
-    phases = [phase for phase in config.get("phases", []) if phase.get("kind", "profiling") == "profiling"]
-    for name in ("concurrency", "rate"):
-        for phase in phases:
-            if name == "rate" or phase.get("rate") is None:
-                value = positive(phase.get(name))
-                if value is not None:
-                    return {name: int(value) if name == "concurrency" else value}
+    """The profiling phase's rate, else its concurrency: a rate may be capped by one."""
+    for phase in config.get("phases", []):
+        rate, concurrency = positive(phase.get("rate")), positive(phase.get("concurrency"))
+        if phase.get("kind", "profiling") == "profiling" and (rate or concurrency):
+            return {"rate": rate} if rate else {"concurrency": int(concurrency or 0)}
     raise InputError("`input_config.phases` says neither a concurrency nor a rate: not a level we know")
 
 

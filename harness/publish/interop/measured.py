@@ -5,7 +5,7 @@ The definitions here are the peers', not ours, and only their files use them: ou
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -114,7 +114,7 @@ def levels(run: Run, wanted: Sequence[str] = ()) -> list[Measured]:
             launch=launch,
             arm=plan.arms[result.arm],
             result=result,
-            records=tuple(_measured(run, launch, result)),
+            records=_measured(run, launch, result),
             started=run.launch(launch),
         )
         for launch, result in run.levels()
@@ -129,9 +129,10 @@ def levels(run: Run, wanted: Sequence[str] = ()) -> list[Measured]:
     return [one for one in found if not wanted or {one.name, f"{one.launch}/{one.name}"} & set(wanted)]
 
 
-def _measured(run: Run, launch: str, result: LevelResult) -> Iterator[RequestRecord]:
+def _measured(run: Run, launch: str, result: LevelResult) -> tuple[RequestRecord, ...]:
     listed = run.requests(launch, str(result.level["name"]))
-    return iter(sorted((record for record in listed if record.phase == "measure"), key=lambda record: record.sent_s))
+    measured = (record for record in listed if record.phase == "measure")
+    return tuple(sorted(measured, key=lambda record: record.sent_s))
 
 
 def distributions(samples: Mapping[str, Iterable[float | None]], percentiles: Iterable[int]) -> dict[str, float]:
