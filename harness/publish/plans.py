@@ -32,6 +32,9 @@ def plan_text(plan: Plan) -> Text:
             f"compare: every arm against {plan.compare['base']}, {plan.compare['launches']} launch(es) each,"
             f" order {plan.compare['order']}; may differ: {', '.join(plan.compare['treatment']) or 'nothing'}"
         )
+    shared = [f"{launch.name} goes on with {launch.shares}" for launch in plan.launches if launch.shares]
+    if shared:
+        lines.append(f"the same server, asked differently: {', '.join(shared)}")
     return Text("\n".join(lines))
 
 

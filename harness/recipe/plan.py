@@ -8,7 +8,7 @@ import fnmatch
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from harness import __version__
@@ -74,7 +74,11 @@ class PlannedCell(Stored):
 
 
 class PlannedLaunch(Stored):
-    """One server start and the cells measured on it, in order."""
+    """One server start and the cells measured on it, in order.
+
+    With `shares` it is no start of its own: it goes on with the server of that launch, which differs only in what is
+    asked. An executor that cannot keep a server may start a fresh one all the same.
+    """
 
     name: str  # "01-baseline"
     arm: str
@@ -82,6 +86,7 @@ class PlannedLaunch(Stored):
     replicate: int
     first_prompt: int
     warmup_requests: int
+    shares: str | None = None
     cells: tuple[PlannedCell, ...]
 
 
@@ -318,18 +323,36 @@ class _At:
 
 
 def _block(expanded: Expanded, arms: Sequence[PlannedArm], at: _At, found: Found) -> Iterator[PlannedLaunch]:
-    """One launch of each arm, all with the same prompts."""
-    warm = expanded.recipe.warmup.requests
-    for number, arm in enumerate(arms, start=at.number + 1):
-        yield PlannedLaunch(
-            name=f"{number:02d}-{arm.name}",
-            arm=arm.name,
-            block=at.block,
-            replicate=at.block,
-            first_prompt=at.prompt,
-            warmup_requests=warm,
-            cells=tuple(_cells(expanded, arm, at, found)),
-        )
+    """One launch of each arm, all with the same prompts; those that share a server have theirs one after the other."""
+    number = at.number
+    for group in _by_server(arms) if expanded.recipe.share_launches else [[arm] for arm in arms]:
+        head: PlannedLaunch | None = None
+        here = at
+        for arm in group:
+            number += 1
+            launch = PlannedLaunch(
+                name=f"{number:02d}-{arm.name}",
+                arm=arm.name,
+                block=at.block,
+                replicate=at.block,
+                first_prompt=here.prompt,
+                warmup_requests=expanded.recipe.warmup.requests,
+                shares=head.name if head else None,
+                cells=tuple(_cells(expanded, arm, here, found)),
+            )
+            yield launch
+            head, here = head or launch, replace(at, prompt=_next_prompt([launch]))
+
+
+def _by_server(arms: Sequence[PlannedArm]) -> list[list[PlannedArm]]:
+    """Arms whose servers are started alike and asked differently, together; the base against itself stays apart."""
+    groups: dict[str, list[PlannedArm]] = {}
+    for arm in arms:
+        server = digest(arm.model_dump(mode="json", exclude={"name", "workload", "expect", "overrides"}))
+        if any(arm.workload == other.workload for other in groups.get(server, ())):
+            server += arm.name
+        groups.setdefault(server, []).append(arm)
+    return list(groups.values())
 
 
 def _next_prompt(launches: Sequence[PlannedLaunch]) -> int:

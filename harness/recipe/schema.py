@@ -246,12 +246,15 @@ class Recipe(Grid):
     client: Client = Field(default=Client(), description="where the load comes from")
     compare: Compare | None = Field(default=None, description="which arms are compared, and how often each is launched")
     refine: Refine | None = Field(default=None, description="spend launches where the answer is least certain")
-    profile: Profile | None = Field(default=None, description="trace some launches while they are measured")
+    profile: Profile | None = Field(default=None, description="trace levels while they are measured")
     expect: dict[str, list[str]] = Field(
         default={}, description="arm, or what its grid grew from -> features that must prove to be engaged"
     )
     publish: list[DocTarget | Literal["logbook", "record"]] = Field(
         default=[], description="what a finished run writes: blocks in documents, its logbook entry, its record"
+    )
+    share_launches: bool = Field(
+        default=True, description="arms that differ only in `workload` are measured on one server, one after the other"
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="deadlines, seconds")
     on_failure: Literal["stop", "relaunch-and-continue", "skip-level"] = Field(

@@ -56,15 +56,18 @@ def execute(
     """
     stop = threading.Event()
     deadline = time.monotonic() + plan.run_timeout_s if plan.run_timeout_s else math.inf
-    job = local.Job(run, plan, site, tell, stop, deadline)
+    servers = local.Kept()
+    job = local.Job(run, plan, site, tell, stop, deadline, kept=servers)
     sources = {(fate.launch, fate.level): fate.source for fate in reuse if fate.source}
     measured = reused = 0
     troubles: list[str] = []
-    with run.held(), _recorded(run, [source.run for source in sources.values()]), interruptible(stop, tell):
+    earlier = [source.run for source in sources.values()]
+    with run.held(), _recorded(run, earlier), interruptible(stop, tell), servers:
         for launch in _launches(job, more):
             todo, kept = _split(run, launch, sources, tell)
             reused += kept
             if todo:
+                servers.make_room(launch)
                 troubles += local.carry_out(job, launch, todo)
                 measured += len(todo)
             _stop_here(job)

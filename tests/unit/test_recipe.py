@@ -299,3 +299,45 @@ def test_an_engine_that_cannot_trace_itself_is_not_asked_to(tmp_path: Path) -> N
     text = text.replace("      args: {spec-draft-tokens: 3, gone: null}", "      port: 8001")
     with pytest.raises(InputError, match="engine `attach` cannot be traced"):
         findings.find(loaded(tmp_path, text + "profile: {levels: [c4]}\n"))
+
+
+SHARED = BASE.replace(
+    "  spec:\n",
+    "  longer: {workload: {max_tokens: 32}}\n  spec-longer:\n    server: {args: {spec-draft-tokens: 3, gone: null}}\n"
+    "    workload: {max_tokens: 32}\n  spec:\n",
+)
+
+
+def shares(made: plan.Plan) -> list[tuple[str, str | None]]:
+    return [(launch.name, launch.shares) for launch in made.launches]
+
+
+def test_arms_that_differ_only_in_what_they_ask_share_a_server_in_every_block(tmp_path: Path) -> None:
+    made = plan.make(loaded(tmp_path, SHARED), FOUND)
+    assert shares(made) == [
+        ("01-baseline", None), ("02-longer", "01-baseline"), ("03-spec-longer", None), ("04-spec", "03-spec-longer"),
+        # The second block turns the order around, within a server as well.
+        ("05-spec", None), ("06-spec-longer", "05-spec"), ("07-longer", None), ("08-baseline", "07-longer"),
+    ]  # fmt: skip
+    for block in (0, 1):
+        by_arm = {launch.arm: launch for launch in made.launches if launch.block == block}
+        for one, other in (("baseline", "longer"), ("spec", "spec-longer")):
+            used = [
+                range(by_arm[name].first_prompt, max(cell.first_prompt + cell.prompts for cell in by_arm[name].cells))
+                for name in (one, other)
+            ]
+            assert not set(used[0]) & set(used[1])  # no prompt twice on one server
+
+
+def test_a_server_is_shared_neither_against_the_recipes_wish_nor_by_the_base_with_itself(tmp_path: Path) -> None:
+    apart = plan.make(loaded(tmp_path, SHARED + "share_launches: false\n"), FOUND)
+    assert {shared for _, shared in shares(apart)} == {None}
+    itself = plan.make(loaded(tmp_path, BASE.replace("launches: 2", "launches: 1, aa: true")), FOUND)
+    assert {shared for _, shared in shares(itself)} == {None}
+
+
+def test_levels_share_a_launch_and_server_arguments_do_not(tmp_path: Path) -> None:
+    text = BASE.replace("[4, 1]", "[1, 2, 4]").replace("launches: 2", "launches: 1")
+    made = plan.make(loaded(tmp_path, text), FOUND)
+    assert [len(launch.cells) for launch in made.launches] == [3, 3]
+    assert {shared for _, shared in shares(made)} == {None}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ class Job:
     server_cpus: tuple[int, ...] = ()  # those that servers may run on; empty: all that we may use
     ranks: Head | None = None  # the other machines of a server that spans several; `carry_out` gathers them
     workers: Workers | None = None  # the machines that offer the load, where that is not this one; gathered likewise
+    kept: "Kept | None" = None  # keeps a server for the launches that share it; None: every launch starts its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def _one_server(job: Job, planned: PlannedLaunch, cells: Sequence[PlannedCell]) 
     arm = job.plan.arms[planned.arm]
     loaded = prompts.load(arm.workload["prompts"], beside=Path(job.plan.recipe_path).parent)
     _calibrate(job, planned, [cell.level for cell in cells])
-    with _live(job, planned) as live:
+    with _served(job, planned) as live:
         names = openai.model_names(live.server.models)
         # A server that was running already says itself what requests call its model.
         called = live.server.server.model or Model("", names[0] if names else live.engine.name)
@@ -257,6 +259,64 @@ class _Live:
     server: Launched
     engine: Engine
     answers: Mapping[str, Any]
+
+
+class Kept:
+    """A server that lives on from one launch to those that share it. Leaving it as a context stops what is left."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._head: str | None = None  # of the launches that share it
+        self._started_for: str | None = None  # the launch whose record says how
+        self._live: _Live | None = None
+
+    def __enter__(self) -> "Kept":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack, self._stack, self._head, self._live = self._stack, ExitStack(), None, None
+        stack.__exit__(kind, error, trace)
+
+    def make_room(self, planned: PlannedLaunch) -> None:
+        """Stop the server of earlier launches unless this one goes on with it.
+
+        Raises:
+            ServerError: something of it is left.
+        """
+        if self._head is not None and _head(planned) != self._head:
+            self.__exit__(None, None, None)
+
+    def serve(self, job: Job, planned: PlannedLaunch) -> _Live:
+        """The server that the launches of this head share: the one that lives, else a fresh one."""
+        if self._live is None or self._live.server.is_dead():
+            self.__exit__(None, None, None)
+            self._live = self._stack.enter_context(_live(job, planned))
+            self._head, self._started_for = _head(planned), planned.name
+            return self._live
+        record = job.run.launch(self._started_for or "")
+        own = {"launch": planned.name, "arm": planned.arm, "started_at": now(), "shares": self._started_for}
+        job.run.event("launch", launch=planned.name, arm=planned.arm, shares=self._started_for)
+        job.run.write_launch(planned.name, {**record, **own})
+        _say(job, planned, f"goes on with the server of {self._started_for}")
+        return self._live
+
+
+def _head(planned: PlannedLaunch) -> str:
+    """The launch whose server this one is measured on."""
+    return planned.shares or planned.name
+
+
+@contextmanager
+def _served(job: Job, planned: PlannedLaunch) -> Iterator[_Live]:
+    """A ready server: kept for the launches that share it, or of this launch alone and stopped with it."""
+    heads = {launch.shares for launch in job.plan.launches}
+    if job.kept is None or not (planned.shares or planned.name in heads):
+        with _live(job, planned) as live:
+            yield live
+        return
+    yield job.kept.serve(job, planned)
 
 
 @contextmanager
