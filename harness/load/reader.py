@@ -59,6 +59,7 @@ _PROGRESS_NS = 500_000_000
 _ASLEEP_NS = 20_000  # a poll that took longer had to wait for the first bytes
 _LATE_NS = 1_000_000  # bytes that may have waited longer are read event by event
 _NEVER = 1 << 63
+_STAMPS_SOON_S = 0.2
 _EVENT_END = b"\n\r\n"  # the end of an event that an HTTP chunk ends with
 _LAST = b"\r\n0\r\n\r\n"  # how a chunked stream ends: the last chunk, and no trailers
 _BACK_OFF_NS = 100_000_000
@@ -180,6 +181,8 @@ class Reader:
                 self._connected(slot)
                 if slot.state == "idle":
                     opening.discard(slot)
+        if self.job["stamps"]:
+            await_stamps()
 
     def _new_slot(self) -> Slot:
         slot = Slot(self.job["process"] + self.created * self.job["processes"])
@@ -677,6 +680,20 @@ def _keep(spool: BinaryIO, entry: tuple[Any, ...]) -> None:
     """One entry: its length, then itself. `marshal.load` would read a file without lengths item by item."""
     data = marshal.dumps(entry)
     spool.write(struct.pack("<Q", len(data)) + data)
+
+
+def await_stamps() -> None:
+    """Wait until the kernel stamps what it receives: the first socket that asks for it only makes it begin to, soon."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE | SOFTWARE)
+        own.settimeout(_STAMPS_SOON_S)
+        own.bind(("127.0.0.1", 0))
+        until = time.monotonic() + _STAMPS_SOON_S
+        while time.monotonic() < until:
+            own.sendto(b"?", own.getsockname())
+            if own.recvmsg(1, ANCILLARY)[1]:
+                return
+            time.sleep(0.001)
 
 
 def _open_schedstat() -> int:

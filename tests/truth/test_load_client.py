@@ -4,10 +4,16 @@ No assertion depends on how fast the machine is: a stamp is held between the ins
 clock, handed this chunk and the next one to the kernel.
 """
 
+import itertools
 import json
 import os
 import resource
+import select
 import signal
+import socket
+import statistics
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +25,7 @@ from load_streams import ROLE, STREAM, USAGE, chat, chunked, plain, sse
 
 from benchmarks.truthd import COMPILER, start
 from harness.errors import InputError, ServerError
-from harness.load import answers
+from harness.load import answers, reader
 from harness.load.client import Load, Target, run_level
 from harness.load.transcript import Prepared
 
@@ -109,6 +115,68 @@ def test_every_stamp_lies_between_the_server_sending_this_chunk_and_the_next(tru
                 seen += 1
             assert chunk.at_s <= chunk.read_s
     assert seen > 100
+
+
+def test_a_client_whose_core_others_keep_busy_still_knows_when_each_chunk_came(truth):
+    """Three processes share its core, so that it reads chunks late and several at once; the kernel's stamps stand.
+
+    Where the kernel joined two before they were read, the earlier one is merged, and lies within its bounds.
+    """
+    core = max(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for process in busy:
+            os.sched_setaffinity(process.pid, {core})
+        load = Load(concurrency=8, requests=24, processes=1, cpus=(core,))
+        trace = run_level(local(truth.port), load, prepared(24, query="gap_us=4000", tokens=40))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    log = {entry["id"]: entry for entry in truth.log()}
+    assert reasons(trace) == {None: 24}
+    for record in trace.records:
+        sent = [(at - round(trace.started_at * 1e9)) / 1e9 for _, at, _ in log[record.index]["chunks"]]
+        assert len(record.chunks) == len(sent) == 40
+        # What a late server writes within a quarter of the usual wait counts as one burst, and may share a stamp.
+        waits = [after.at_s - before.at_s for before, after in itertools.pairwise(record.chunks)]
+        burst = 0.3 * statistics.median(wait for wait in waits if wait > 0) + 5e-4
+        for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
+            assert begun - 1e-6 <= chunk.at_s
+            assert (chunk.since_s if chunk.merged else chunk.at_s) <= following + burst
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are read on Linux alone")
+def test_a_late_read_takes_events_one_by_one_and_each_has_a_stamp():
+    """Head and three events, sent apart and read when all are there; the last one is still incomplete."""
+    pieces = [STREAM, *(chunked(event)[:-5] for event in sse(chat("a"), chat("b"))), b"99\r\ndata: {"]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        ours.setsockopt(socket.SOL_SOCKET, reader.SO_TIMESTAMPING, reader.RX_SOFTWARE | reader.SOFTWARE)
+        ours.setblocking(False)
+        reader.await_stamps()
+        theirs, _ = server.accept()
+        with theirs:
+            theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for piece in pieces:
+                theirs.sendall(piece)
+                wait_for(ours, b"".join(pieces[: pieces.index(piece) + 1]))
+            late, slot = reader.Reader.__new__(reader.Reader), reader.Slot(0)
+            late.before = late.reads = late.kept = 0
+            slot.sock, slot.receive, slot.state = ours, ours.recvmsg, "waiting"
+            late._read_apart(slot)
+    assert [entry[0][0] for entry in slot.log] == pieces
+    assert all(kind == reader.SO_TIMESTAMPING for entry in slot.log for _, kind, _ in entry[0][1])
+    assert [len(entry[0][1]) for entry in slot.log] == [1, 1, 1, 1]
+    assert (late.reads, late.kept) == (3, 3)  # beside the one that the loop counts for itself
+
+
+def wait_for(sock, data):
+    """Until all of this has arrived."""
+    seen = b""
+    while len(seen) < len(data):
+        select.select([sock], [], [], 10)
+        seen = sock.recv(1 << 16, socket.MSG_PEEK)
+    assert seen == data
 
 
 def test_a_closed_loop_holds_its_level_and_hands_over_from_warm_up(truth):
