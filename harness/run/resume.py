@@ -37,12 +37,13 @@ def fates(plan: Plan, earlier: Sequence[Run]) -> list[CellFate]:
     """For every cell of a plan: is there a finished one to reuse, and if not, why not?"""
     earlier = list(_readable(earlier))  # once, not for every cell
     finished = _finished(earlier)
+    planned = [_Earlier.of(run) for run in earlier]  # each plan is read once: with ten thousand cells it is large
     found = []
     for launch, cell in plan.cells():
         if (source := finished.get(cell.cell_id)) is not None:
             found.append(CellFate(launch.name, cell.level.name, "reuse", source=source))
         else:
-            found.append(_fate(earlier, launch, cell))
+            found.append(_fate(planned, launch, cell))
     return found
 
 
@@ -67,17 +68,28 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
     return moved
 
 
-def _fate(earlier: Sequence[Run], launch: PlannedLaunch, cell: PlannedCell) -> CellFate:
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """An earlier run and its cells by launch and level."""
+
+    run: Run
+    cells: Mapping[tuple[str, str], PlannedCell]
+
+    @classmethod
+    def of(cls, run: Run) -> "_Earlier":
+        return cls(run, {(launch.name, cell.level.name): cell for launch, cell in run.plan().cells()})
+
+
+def _fate(earlier: Sequence[_Earlier], launch: PlannedLaunch, cell: PlannedCell) -> CellFate:
     """Why a cell that cannot be reused must run: never measured, measured as something else, or in vain."""
-    for run in earlier:
-        for old_launch, old in run.plan().cells():
-            same = old_launch.name == launch.name and old.level.name == cell.level.name
-            if not same or (result := run.level(old_launch.name, old.level.name)) is None:
-                continue
-            if changes := tuple(identity.changes(old.identity, cell.identity)):
-                return CellFate(launch.name, cell.level.name, "stale", changes)
-            why = result.verdict.reasons[0].message if result.verdict.reasons else "nobody knows why"
-            return CellFate(launch.name, cell.level.name, "run", (f"it was {result.verdict.state}: {why}",))
+    for each in earlier:
+        old = each.cells.get((launch.name, cell.level.name))
+        if old is None or (result := each.run.level(launch.name, cell.level.name)) is None:
+            continue
+        if changes := tuple(identity.changes(old.identity, cell.identity)):
+            return CellFate(launch.name, cell.level.name, "stale", changes)
+        why = result.verdict.reasons[0].message if result.verdict.reasons else "nobody knows why"
+        return CellFate(launch.name, cell.level.name, "run", (f"it was {result.verdict.state}: {why}",))
     return CellFate(launch.name, cell.level.name, "run")
 
 
