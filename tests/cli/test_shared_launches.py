@@ -16,7 +16,7 @@ SHARED = """\
 
 def recipe(workplace: Workplace, *changes: tuple[str, str]) -> Path:
     text = QUICK.replace("  speculative:\n", SHARED, 1)
-    text = text.replace('treatment: ["server.args.speculative-*"]', "treatment: [workload.max_tokens, server.args.*]")
+    text = text.replace('treatment: ["server.args.speculative-*"]', 'treatment: ["workload.*", "server.args.*"]')
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)
@@ -72,4 +72,6 @@ def test_a_failure_between_arms_that_share_leaves_no_server(
     late.unlink()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
+    assert "late.jsonl" in err
+    assert "stop" in launches(workplace.run())["01-baseline"]
     assert workplace.servers() == []
