@@ -51,6 +51,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzz what understands a response for a minute, or for `nox -s fuzz -- SECONDS`."""
+    install(session, "fuzz")
+    session.run("python", "tests/fuzz/streams.py", *(session.posargs or ["60"]))
+
+
+@nox.session
 def slurm(session: nox.Session) -> None:
     """Runs on a real Slurm of four nodes on this machine (part of `tests` too); needs root, to install it."""
     install(session, "tests")
