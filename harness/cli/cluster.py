@@ -200,6 +200,8 @@ def _followed(
     if run.state()["state"] == "done":
         return ()
     tasks = _watched(arguments, run, plan, site, cancel=cancel)
+    for other in follow.other_hardware(tasks):
+        arguments.talk.line(f"warning: {other}")
     error = follow.problems(run, plan, tasks)
     if error is None:
         return follow.finish(run, tasks)

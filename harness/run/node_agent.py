@@ -228,8 +228,6 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
     here = machine.collect()
     errand.report("running", launches=tuple(launch.name for launch in todo), facts=here)
     _clear(errand, progress)
-    if other := _other_hardware(errand, here):
-        progress.tell("note", text=f"{errand.place.node}: warning: {other}")
     arms = {launch.arm: plan.arms[launch.arm] for launch in todo}
     for trouble in needs.before(plan.model_copy(update={"arms": arms}), errand.site, errand.run.path):
         progress.tell("note", text=f"{errand.place.node}: warning: {trouble}")
@@ -315,16 +313,6 @@ def _clear(errand: Errand, progress: Progress) -> None:
         )
         progress.tell("note", text=f"{errand.place.node}: ended what `{left.launch}` had left behind: {members}")
     supervise.leftovers()  # drops the rosters of those that are gone
-
-
-def _other_hardware(errand: Errand, here: Mapping[str, Any]) -> str | None:
-    """A sentence where launches of this run ran on other hardware than this: their rows will not be comparable."""
-    mine = machine.hardware_class(here)
-    for launch in errand.plan.launches:
-        facts = errand.run.launch(launch.name).get("facts")
-        if facts and (theirs := machine.hardware_class(facts)) != mine:
-            return f"`{launch.name}` ran on other hardware, {theirs}; here is {mine}"
-    return None
 
 
 def _where(errand: Errand, split: Split, here: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,15 @@ that following can begin, end and begin again at any time, and a run needs nobod
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, InputError, Interrupted, MeasurementError, ServerError
-from harness.recipe.plan import Plan
+from harness.recipe.plan import Plan, PlannedLaunch
 from harness.recipe.site import Slurm
+from harness.run import facts as machine
 from harness.run.executors.slurm import queue, submit
 from harness.run.executors.slurm.orders import Job, Report, StoredPiece, Submission
 from harness.run.executors.slurm.queue import Seen, Unreachable
@@ -137,7 +138,8 @@ def follow(run: Run, site: Slurm, tell: Tell, wishes: Wishes) -> list[Task]:
 
 def problems(run: Run, plan: Plan, tasks: Sequence[Task]) -> HarnessError | None:
     """What ended jobs come to: None when every cell of theirs is measured, else the error that says why not."""
-    found = [(task, error) for task in tasks if (error := _problem(run, plan, task)) is not None]
+    launches = {launch.name: launch for launch in plan.launches}
+    found = [(task, error) for task in tasks if (error := _problem(run, launches, task)) is not None]
     if not found:
         return None
     if len(found) == 1 or len({str(error) for _, error in found}) == 1:
@@ -147,6 +149,13 @@ def problems(run: Run, plan: Plan, tasks: Sequence[Task]) -> HarnessError | None
     details = [f"job {task.name} ({', '.join(task.piece.launches)}): {error.message}" for task, error in found]
     hints = dict.fromkeys(error.hint for _, error in found if error.hint)
     return kind(f"{len(found)} of {len(tasks)} jobs did not finish", details=details, hint="; ".join(hints) or None)
+
+
+def other_hardware(tasks: Sequence[Task]) -> list[str]:
+    """Machines of another kind than the first job's, a sentence each: rows across them will not be comparable."""
+    found = {report.host: machine.hardware_class(report.facts) for task in tasks if (report := task.report)}
+    kinds = list(dict.fromkeys(found.values()))
+    return [f"{host} is other hardware, {kind}, than {kinds[0]}" for host, kind in found.items() if kind != kinds[0]]
 
 
 def finish(run: Run, tasks: Sequence[Task]) -> tuple[str, ...]:
@@ -258,10 +267,10 @@ def _tell_progress(run: Run, task: Task, tell: Tell) -> None:
         tell(event["kind"], **facts)
 
 
-def _problem(run: Run, plan: Plan, task: Task) -> HarnessError | None:
+def _problem(run: Run, launches: Mapping[str, PlannedLaunch], task: Task) -> HarnessError | None:
     """Why a job's cells are not all measured; None when they are."""
     report, state = task.report, task.seen.state if task.seen else "gone"
-    missing = _missing(run, plan, task)
+    missing = _missing(run, launches, task)
     if report is None:
         return _silent(task, state) if missing else None
     if report.state == "done" or (report.state != "failed" and not missing):
@@ -310,12 +319,10 @@ def _silent(task: Task, state: str) -> HarnessError:
     )
 
 
-def _missing(run: Run, plan: Plan, task: Task) -> list[str]:
-    return [
-        f"{launch.name} {cell.level.name}"
-        for launch, cell in plan.cells()
-        if launch.name in task.piece.launches and run.level(launch.name, cell.level.name) is None
-    ]
+def _missing(run: Run, launches: Mapping[str, PlannedLaunch], task: Task) -> bool:
+    """Whether a cell of a job is not measured."""
+    cells = ((name, cell.level.name) for name in task.piece.launches for cell in launches[name].cells)
+    return any(run.level(name, level) is None for name, level in cells)
 
 
 def _tail(path: Path) -> list[str]:

@@ -67,9 +67,12 @@ def divide(plan: Plan, todo: Collection[str], site: Slurm) -> tuple[Piece, ...]:
     Raises:
         InputError: an environment has no image, where servers run in images.
     """
-    launches = [launch for launch in plan.launches if launch.name in todo]
-    groups = itertools.groupby(sorted(launches, key=lambda one: _together(plan, one)), lambda one: _together(plan, one))
-    return tuple(_piece(plan, list(group), site) for _, group in groups)
+    wanted = set(todo)
+    groups: dict[int, list[PlannedLaunch]] = {}
+    for number, launch in enumerate(plan.launches):
+        if launch.name in wanted:
+            groups.setdefault(_together(plan, launch, number), []).append(launch)
+    return tuple(_piece(plan, group, site) for group in groups.values())
 
 
 def batches(pieces: Sequence[Piece]) -> tuple[Batch, ...]:
@@ -94,13 +97,12 @@ def nodes_of(plan: Plan, arm: PlannedArm) -> int:
     return arm.nodes + (plan.client.nodes if apart else max(0, plan.client.nodes - arm.nodes))
 
 
-def _together(plan: Plan, launch: PlannedLaunch) -> tuple[int, int]:
-    """What a launch shares with those of its piece; sorts as the plan does."""
-    number = plan.launches.index(launch)
+def _together(plan: Plan, launch: PlannedLaunch, number: int) -> int:
+    """What a launch shares with those of its piece: all of the run, its block, or nothing but its own number."""
     same = plan.compare["same_nodes"] if plan.compare else False
     if same == "block":
-        return launch.block, 0
-    return (0, 0) if same else (launch.block, number)
+        return launch.block
+    return 0 if same else number
 
 
 def _piece(plan: Plan, launches: Sequence[PlannedLaunch], site: Slurm) -> Piece:
