@@ -43,6 +43,13 @@ check() { # name, limit in seconds, command...
     return $code
 }
 
+without() { # reason, checks...: those that cannot be run, and the end
+    local reason=$1 name
+    shift
+    for name in "$@"; do note "$name" "not run" 0 "$reason"; done
+    finish
+}
+
 finish() { # writes summary.json and the logbook's entry, and ends with the verdict
     python3 "$root/scripts/gpu_check_summary.py" "$rows" "$out/summary.json" ${LOGBOOK:+"$LOGBOOK"}
     exit $failed
@@ -51,16 +58,14 @@ finish() { # writes summary.json and the logbook's entry, and ends with the verd
 has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)" 2>/dev/null; }
 
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    for name in driver torch events server load; do note $name "not run" 0 "no NVIDIA GPU on this machine"; done
-    finish
+    without "no NVIDIA GPU on this machine" driver torch events server load
 fi
 check driver 30 nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap,power.limit --format=csv,noheader
 
 if ! has torch; then
-    for name in torch events server load; do note $name "not run" 0 "$python has no torch"; done
-    finish
+    without "$python has no torch" torch events server load
 fi
-check torch 120 "$python" - <<'PY' || finish
+check torch 120 "$python" - <<'PY' || without "torch did not pass" events server load
 import torch
 
 device = torch.cuda.get_device_properties(0)
@@ -91,10 +96,9 @@ PY
 engine=
 for name in sglang vllm; do has "$name" && engine=$name && break; done
 if [ -z "$engine" ] || ! has transformers; then
-    for name in server load; do note $name "not run" 0 "$python has neither sglang nor vllm (with transformers)"; done
-    finish
+    without "$python has neither sglang nor vllm (with transformers)" server load
 fi
-check model 120 "$python" "$root/tests/real/tiny_llama.py" "$out/tiny-llama" || finish
+check model 120 "$python" "$root/tests/real/tiny_llama.py" "$out/tiny-llama" || without "no model to serve" server load
 
 serve() { # starts the engine, waits until it is healthy, asks for 64 tokens, puts load on it, stops it
     local port pid code=1 deadline=$((SECONDS + 330))

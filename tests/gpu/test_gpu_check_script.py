@@ -99,7 +99,7 @@ def test_a_torch_that_cannot_use_the_gpu_ends_the_check_as_failed(tools: Path, t
     code, checks, _ = checked(tools, tmp_path / "out", HAS="torch sglang transformers", TORCH="broken")
     assert code == 1
     assert checks["torch"] == ("failed", "exit 1: AssertionError: sm_90")
-    assert "server" not in checks
+    assert checks["server"] == checks["load"] == ("not run", "torch did not pass")
 
 
 def test_with_an_engine_a_server_is_started_asked_put_under_load_and_stopped(tools: Path, tmp_path: Path) -> None:
