@@ -238,7 +238,7 @@ class Recipe(Grid):
     arms: dict[Name, dict[str, object]] = Field(
         default={"only": {}},
         min_length=1,
-        description="name -> what the arm changes of `env`, `model`, `server` and `workload`",
+        description="name -> what the arm changes of `env`, `model`, `server` and `workload`, and a grid of its own",
     )
     workload: Workload = Field(description="what is asked")
     warmup: Warmup = Field(default=Warmup(), description="requests that are not measured")
