@@ -4,7 +4,7 @@
     python benchmarks/report.py                         one run, ten, a hundred; a minute
     python benchmarks/report.py --runs 100 --rounds 5   only a hundred runs, each page opened five times
 
-Each run has two arms, two launches an arm and eight levels. A page counts as open when the window's content is drawn.
+Each run has two arms of one launch and eight levels. A page counts as open when the window's content is drawn.
 On a busy machine read the ratios, not the seconds: pages and the empty one are opened in turn.
 """
 

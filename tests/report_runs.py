@@ -73,7 +73,7 @@ def copied(run: Path, folder: Path, name: str | None = None) -> Path:
 
 
 def grow(run: Path, folder: Path, runs: int) -> list[Path]:
-    """Many runs of eight levels an arm and launch made of one, with every number and every time moved a little.
+    """Many runs of two arms and eight levels made of one, with every number and every time moved a little.
 
     The same seed for the same place, so that the same run grows into the same runs.
     """
@@ -82,6 +82,7 @@ def grow(run: Path, folder: Path, runs: int) -> list[Path]:
 
 def _grown(run: Path, target: Path, number: int) -> Path:
     plan = _read(run / "plan.json")
+    plan["launches"] = plan["launches"][:2]
     for launch in plan["launches"]:
         cells = {cell["level"]["concurrency"]: cell for cell in launch["cells"]}
         launch["cells"] = [_cell(cells, concurrency) for concurrency in LEVELS]

@@ -335,7 +335,7 @@ def _course(rows: Rows, label: str, arms: Series) -> Chart:
         "scale": {"domain": [0.5, last + 0.5], "nice": False},
         "axis": {
             "title": "run, in the order given",
-            "values": list(range(1, last + 1)),
+            "values": list(range(1, last + 1, 1 + last // 25)),
             "format": "d",
             "labelOverlap": "greedy",
             "grid": False,
@@ -354,7 +354,10 @@ def _course(rows: Rows, label: str, arms: Series) -> Chart:
         "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.6},
         "encoding": {"x": x, "y": y, **only_colour(arms)},
     }
-    layers = [line, *marks(arms, {"x": x, "y": y, **said}, arms.palette, "datum.state === 'valid'")]
+    drawn = marks(
+        arms, {"x": x, "y": y, **said}, arms.palette, "datum.state === 'valid'", size=64 if last <= 30 else 24
+    )
+    layers = [line, *drawn]
     note = "Each mark is one run's mean over its launches." + _hollow(rows)
     return Chart(
         drawing(arms.palette, layers, f"Throughput by run at {label}"), {"rows": rows}, note, label, ("rows", titles)

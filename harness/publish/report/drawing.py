@@ -114,11 +114,11 @@ class Series(NamedTuple):
         }
 
 
-def marks(arms: Series, encoding: Spec, palette: Palette, solid: str, data: str = "rows") -> Rows:
-    """Marks by series: solid where a test holds, hollow elsewhere."""
+def marks(arms: Series, encoding: Spec, palette: Palette, solid: str, data: str = "rows", *, size: int = 64) -> Rows:
+    """Marks by series: solid where a test holds, hollow elsewhere. `size` is their area in square pixels."""
     common = {"data": {"name": data}, "encoding": {**encoding, **arms.scales()}}
-    hollow = {"type": "point", "filled": False, "fill": palette.paper, "size": 64, "strokeWidth": 2, "opacity": 1}
-    filled = {"type": "point", "filled": True, "size": 64, "opacity": 1}
+    hollow = {"type": "point", "filled": False, "fill": palette.paper, "size": size, "strokeWidth": 2, "opacity": 1}
+    filled = {"type": "point", "filled": True, "size": size, "opacity": 1}
     return [
         {**common, "mark": hollow, "transform": [{"filter": f"!({solid})"}]},
         {**common, "mark": filled, "transform": [{"filter": solid}]},

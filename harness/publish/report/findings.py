@@ -10,6 +10,7 @@ from harness.stats.fairness import Difference
 from harness.stats.level import Reason
 
 Weight = Literal["good", "caution", "bad", "plain"]
+_PLACES = 6  # levels that a message names before it only counts them
 _ALIKE = 3  # messages of one kind that are shown before they are only counted
 
 
@@ -118,9 +119,13 @@ def _reasons(one: Shown) -> Iterator[Finding]:
             places.setdefault((code, message, level.cell.state), []).append(f"{level.launch} {level.label}")
     by_code: dict[tuple[str, str], list[str]] = {}
     for (code, message, state), where in places.items():
-        by_code.setdefault((code, state), []).append(_sentence(f"{message} ({', '.join(where)})"))
+        by_code.setdefault((code, state), []).append(_sentence(f"{message} ({_places(where)})"))
     for (_, state), texts in by_code.items():
         yield from (Finding("bad" if state == "invalid" else "caution", text) for text in _shortened(texts))
+
+
+def _places(where: Sequence[str]) -> str:
+    return ", ".join(where) if len(where) <= _PLACES else f"{len(where)} levels"
 
 
 def _shortened(texts: Sequence[str]) -> list[str]:

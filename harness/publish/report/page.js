@@ -132,6 +132,9 @@
     }
   };
   later(drawNext);
+  for (const run of document.querySelectorAll("details.run")) {
+    run.addEventListener("toggle", () => { if (run.open) later(drawNext); });
+  }
 
   // A link to something inside a closed part opens it.
   const reveal = () => {

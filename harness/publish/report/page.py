@@ -104,7 +104,7 @@ def render(shown: Sequence[Shown]) -> str:
         overview=overview,
         course=_runs_table(shown, sections) if len(shown) > 1 else None,
         across=[_answered(comparison) for comparison in across],
-        simulated=any(one.simulated for one in shown),
+        simulated=_simulated(shown),
         open=len(shown) <= _OPEN,
         version=__version__,
         measurement=MEASUREMENT,
@@ -117,6 +117,13 @@ def _title(shown: Sequence[Shown]) -> str:
         return shown[0].question
     questions = list(dict.fromkeys(one.question for one in shown))
     return questions[0] if len(questions) == 1 else f"{len(shown)} runs"
+
+
+def _simulated(shown: Sequence[Shown]) -> str:
+    """What of it a cost model made; empty for none of it."""
+    if not any(one.simulated for one in shown):
+        return ""
+    return "these numbers" if all(one.simulated for one in shown) else "some of these numbers"
 
 
 def _section(identity: str, one: Shown, budget: Budget, texts: "_Once") -> Section:
