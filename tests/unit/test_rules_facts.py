@@ -200,6 +200,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"packages": {"nvidia-nccl-cu13": "2.29.7"}},
     ),
     ("p2p-disabled", "slow", {"variables": {"NCCL_P2P_DISABLE": "1"}}, {"variables": {"NCCL_P2P_DISABLE": "0"}}),
+    (
+        "p2p-across-sockets",
+        "warning",
+        {"topology": "pcie", "variables": {"NCCL_P2P_LEVEL": "SYS"}},
+        {"topology": "pcie", "variables": {"NCCL_P2P_LEVEL": "PHB"}},
+    ),
     # variables
     (
         "kernel-version-check-bypassed",
