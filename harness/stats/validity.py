@@ -199,18 +199,15 @@ def _cache(result: LevelResult, context: Context) -> Iterator[Finding]:
 
 
 def template_tokens(warm_up: Sequence[RequestRecord]) -> int:
-    """How many tokens every prompt begins with, by a launch's serial warm-up: the least that a request found cached.
+    """How many tokens every prompt begins with: what the first request of a launch's serial warm-up found cached.
 
-    The readiness probe went before, and shares nothing with a prompt but the template. A request that found most of its
-    prompt cached says nothing: that prompt was asked before. A server that caches whole pages counts whole pages.
+    Nothing went before it but the readiness probe, which shares nothing with a prompt but the template. A request that
+    found most of its prompt says nothing: that prompt was asked before. A server that caches whole pages counts those.
     """
-    known = [
-        record.cached_tokens
-        for record in warm_up
-        if record.ok and record.cached_tokens and record.prompt_tokens
-        if record.cached_tokens <= TEMPLATE_SHARE * record.prompt_tokens
-    ]
-    return min(known, default=0)
+    first = min(warm_up, key=lambda record: record.sent_s, default=None)
+    if first is None or not first.ok or not first.cached_tokens or not first.prompt_tokens:
+        return 0
+    return first.cached_tokens if first.cached_tokens <= TEMPLATE_SHARE * first.prompt_tokens else 0
 
 
 def _in_flight(result: LevelResult, context: Context) -> Iterator[Finding]:
