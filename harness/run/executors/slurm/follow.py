@@ -119,10 +119,10 @@ def follow(run: Run, site: Slurm, tell: Tell, wishes: Wishes) -> list[Task]:
     tasks = _tasks(run)
     heard = time.monotonic()
     while True:
-        if wishes.stop.is_set():
-            _cancel([task for task in tasks if not task.ended and not task.cancelled])
         going = [task for task in tasks if not task.ended]
         try:
+            if wishes.stop.is_set():
+                _cancel([task for task in going if not task.cancelled])
             _look_at_all(going, site, tell, wishes)
             heard = time.monotonic()
         except Unreachable as error:
