@@ -19,7 +19,6 @@ runs/RUN_ID/
 
 import datetime
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
