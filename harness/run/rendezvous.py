@@ -123,6 +123,7 @@ class Head:
         self._ears = {rank: Ear(self.folder / f"rank-{rank}.json") for rank in range(1, nodes)}
         self._next_look = 0.0
         self._lost: dict[int, Diagnosis] = {}
+        self._cause: Diagnosis | None = None
 
     def __enter__(self) -> Self:
         self._voice.start()
@@ -142,7 +143,7 @@ class Head:
         """
         self._attempt += 1
         self._ordered = False
-        self._lost = {}
+        self._lost, self._cause = {}, None
         host = address()
         rank = Rank(0, self.nodes, host, free_ports(host, engine.rank_ports))
         self._voice.say(attempt=self._attempt, order="start", host=rank.host, port=rank.port)
@@ -157,20 +158,22 @@ class Head:
     def cause(self, own: Diagnosis | None, phase: Phase) -> Diagnosis | None:
         """Why the whole server went, from rank 0's own diagnosis (None while its part lives) and the others'.
 
-        The first rank seen to go whose end is not another's doing; where every end is, the first one seen.
+        The first end seen that is not another's doing; where every end is, the first one seen. An end of another rank
+        that is known by now was seen while rank 0's part still lived.
         """
-        if own is not None:
-            own = replace(own, where=f"rank 0 of {self.nodes} ({node()})")
-            if not own.of_a_peer:
-                return own
+        if self._cause is None:
+            self._cause = self._first(own)
+        return replace(self._cause, phase=phase) if self._cause else None
+
+    def _first(self, own: Diagnosis | None) -> Diagnosis | None:
+        ours = [] if own is None else [replace(own, where=f"rank 0 of {self.nodes} ({node()})")]
+        seen = [*list(self._lost.values()), *ours]
         until = time.monotonic() + _SETTLE_S
-        # As lists: the level's watch looks, too, on a thread of its own.
-        while time.monotonic() < until and all(found.of_a_peer for found in list(self._lost.values())):
+        while time.monotonic() < until and all(found.of_a_peer for found in seen):
             time.sleep(0.1)
             self._look()
-        seen = [*([own] if own else []), *list(self._lost.values())]
-        chosen = next((found for found in seen if not found.of_a_peer), seen[0] if seen else None)
-        return replace(chosen, phase=phase) if chosen else None
+            seen = [*ours, *list(self._lost.values())]  # as a list: the level's watch looks, too, on its own thread
+        return next((found for found in seen if not found.of_a_peer), seen[0] if seen else None)
 
     def absent(self) -> list[int]:
         """Ranks that have not said a word in this launch."""

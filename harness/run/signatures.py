@@ -227,9 +227,9 @@ GENERIC: tuple[Signature, ...] = (
     # Last: whatever stands above it is nearer to the cause.
     Signature(
         "another rank went",
-        r"ncclRemoteError|Connection closed by peer \[|recvValue failed|failed to recv, got 0 bytes",
+        r"ncclRemoteError|gloo/transport/.*by peer|recvValue failed|failed to recv, got 0 bytes",
         "one rank of the group ended and this one noticed: the log of the one that went first says why",
-        source="torch's and gloo's words for a peer that is gone",
+        source="torch's and gloo's words for a peer that is gone; gloo's seen on sglang 0.5.23",
         of_a_peer=True,
     ),
 )

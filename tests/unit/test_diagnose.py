@@ -85,7 +85,14 @@ SAMPLES = {
     "OSError: [Errno 24] Too many open files": "too many open files",
     "OSError: [Errno 28] No space left on device": "disk full",
     "[sgl_kernel] CRITICAL: Could not load any common_ops library!": "kernels did not load",
-    "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:43210": "another rank went",
+    "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:43210": (
+        "another rank went"
+    ),
+    # sglang 0.5.23 with two ranks, of which the other was killed
+    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error "
+    "[127.0.0.1]:59521: Connection reset by peer. This is typically caused by a remote worker hanging": (
+        "another rank went"
+    ),
 }
 
 HEALTHY = [

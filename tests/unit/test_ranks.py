@@ -359,7 +359,24 @@ def test_the_first_death_that_is_not_anothers_doing_is_the_cause(tmp_path: Path,
         assert cause is not None
         assert (cause.name, cause.evidence, cause.phase) == ("CUDA out of memory", ("rank 2: it said so",), "measure")
         assert cause.where.startswith("rank 2 of 4 (")
-        assert head.cause(Diagnosis("bad flag", (), ""), "start").where.startswith("rank 0 of 4 (")  # type: ignore[union-attr]
+        assert head.cause(None, "measure") == cause  # whoever asks again hears the same
+
+
+@pytest.mark.parametrize("rank_first", [True, False])
+def test_of_two_deaths_of_their_own_the_one_seen_first_is_the_cause(
+    tmp_path: Path, quick: None, rank_first: bool
+) -> None:
+    with Head(tmp_path, 2) as head, Follower(tmp_path, 1, 2) as follower:
+        met(follower)
+        called(head)
+        assert follower.called() is not None
+        follower.running()
+        follower.dead(Diagnosis("ended by SIGKILL", (), ""))
+        if rank_first:
+            until(head.lost, "the loss")
+        cause = head.cause(Diagnosis("a child process died", (), ""), "measure")
+        assert cause is not None
+        assert cause.name == ("ended by SIGKILL" if rank_first else "a child process died")
 
 
 def test_a_rank_that_falls_silent_is_lost(tmp_path: Path, quick: None) -> None:
