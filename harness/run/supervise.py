@@ -416,7 +416,7 @@ def leftovers() -> list[Leftover]:
     groups: dict[str, set[int]] = {}
     logs: dict[str, str] = {}
     for pid in table:
-        if mark := reaper.mark_of(pid):
+        if (mark := reaper.mark_of(pid)) and _in_our_namespace(pid):
             groups.setdefault(mark, set()).add(pid)
     for path in sorted(state_folder().glob("*.json")):
         roster = _read_roster(path)
@@ -497,6 +497,14 @@ def _members(roster: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(pid, start ticks) of everyone on a roster, the reaper too."""
     reaping = [roster["reaper"]] if roster else []
     return [(int(pid), int(start)) for pid, start in [*roster.get("members", []), *reaping]]
+
+
+def _in_our_namespace(pid: int) -> bool:
+    """Whether a process counts pids as we do. In a container the harness that its mark names has another number there."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - text of the link
+    except OSError:
+        return False
 
 
 def _owner_lives(mark: str, table: Mapping[int, reaper.Seen]) -> bool:
