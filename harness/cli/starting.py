@@ -1,6 +1,7 @@
 """Verbs: init, schema, completion. What one has before the first run: files to begin with, and an editor that helps."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.cli.talk import Verbs, common
@@ -94,6 +95,20 @@ def show_completion(arguments: argparse.Namespace) -> int:
 
     from harness.cli import parser
 
-    script = shtab.complete(parser(), shell=arguments.shell)
+    whole = parser()
+    for action in _actions(whole):
+        if action.type is Path:
+            folder = action.metavar in {"DIR", "RUN"}
+            action.complete = shtab.DIRECTORY if folder else shtab.FILE  # type: ignore[attr-defined]
+    script = shtab.complete(whole, shell=arguments.shell)
     arguments.talk.data({"shell": arguments.shell, "script": script}, script)
     return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of a parser and of the verbs below it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from _actions(verb)

@@ -176,6 +176,11 @@ def test_bash_completes_verbs_and_options(workplace: Workplace) -> None:
     assert words(script, "har", "ver")[:1] == ["verify"]
     assert "--check" in words(script, "har", "publish", "--")
     assert "simulated" in words(script, "har", "init", "simu")
+    (workplace.root / "quick.yaml").write_text("")
+    (workplace.root / "runs" / "one").mkdir(parents=True)
+    assert words(script, "har", "run", "qui") == ["quick.yaml"]
+    assert words(script, "har", "verify", "runs/o") == ["runs/one"]
+    assert "docs" in words(script, "har", "publish", "--record", "do")
 
 
 def words(script: Path, *typed: str) -> list[str]:
