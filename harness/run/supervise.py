@@ -500,7 +500,7 @@ def _members(roster: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def _in_our_namespace(pid: int) -> bool:
-    """Whether a process counts pids as we do. In a container the harness that its mark names has another number there."""
+    """Whether a process counts pids as we do. In a container the harness that its mark names has a number of there."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - text of the link
     except OSError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import FAKES, PATIENCE_S, running, until
+from processes import FAKES, PATIENCE_S, carriers, running, until
 
 from harness.engines.engine import Command, StopPolicy
 from harness.errors import ServerError
@@ -341,6 +341,20 @@ def test_when_harness_and_reaper_are_killed_the_rest_is_found_and_ended(
 def test_what_a_living_harness_runs_is_no_leftover(killed: Callable[..., tuple]) -> None:
     killed("--setsid-child")
     assert not [left for left in supervise.leftovers() if left.launch == "killed/01-a"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace needs root")
+def test_a_server_in_a_container_is_no_leftover_out_here() -> None:
+    """Its mark names its harness by the pid it has in there, which out here is somebody else's, or nobody's."""
+    mark = "inside/01-a@1.1.abc"
+    words = ["unshare", "--pid", "--fork", "--kill-child", "env", f"{reaper.MARK}={mark}", "sleep", "60"]
+    container = subprocess.Popen(words)
+    try:
+        until(lambda: carriers("inside/01-a"), "the server")
+        assert not [left for left in supervise.leftovers() if left.mark == mark]
+    finally:
+        container.kill()
+        container.wait()
 
 
 def test_a_reused_pid_is_left_alone(stranger: Callable[..., subprocess.Popen[bytes]]) -> None:
