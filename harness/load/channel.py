@@ -18,7 +18,8 @@ from harness.errors import InputError, MeasurementError
 from harness.files import write_json
 
 _GREETING_S = 10.0
-_SILENT_S = 60.0  # while a level runs a worker says something twice a second; understanding it takes longer
+_SILENT_S = 900.0  # a worker is silent while it understands what a level brought: about 20 us a chunk
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a machine that fell over is noticed in 30 s
 _LINE = 1 << 28  # bytes of the longest message: a record with its text and chunks is far below
 
 
@@ -32,6 +33,9 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the clocks are compared over this
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not every system has them
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
         self._stream = sock.makefile("rb")
 

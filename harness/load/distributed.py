@@ -67,12 +67,11 @@ class Workers:
         self._token = secrets.token_hex(32)
         self._listener = socket.create_server((host, 0), backlog=count, family=_family(host))
         self._listener.settimeout(_LOOK_S)
-        self._host = host
         self._workers: list[_Worker] = []
-        self.address = host  # where this machine is, for those that ask a server of ours
+        self.address = host  # also where the others find a server of ours
 
     def __enter__(self) -> Self:
-        channel.write_contact(self._contact, self._host, int(self._listener.getsockname()[1]), self._token)
+        channel.write_contact(self._contact, self.address, int(self._listener.getsockname()[1]), self._token)
         return self
 
     def __exit__(self, *_: object) -> None:
