@@ -116,8 +116,11 @@ class Errand:
         return Site(self.submission.path / "order.json", self.order.variables)
 
     def report(self, state: Literal["running", "done", "failed", "interrupted"], **facts: Any) -> None:
-        """Say how it goes."""
+        """Say how it goes; what was said of this very start before, and is not said anew, stands."""
         place = self.place
+        before = self.submission.report(self.number, place.task, place.rank)
+        if before is not None and _same_start(before, place):
+            facts = {"launches": before.launches, "facts": before.facts, **facts}
         report = Report(
             state=state,
             host=place.node,
@@ -169,7 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HarnessError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    return _reported(errand)
+    stop = threading.Event()
+    with _told_to_stop(stop):
+        return _reported(errand, stop)
 
 
 def _shared(path: Path, token: str) -> bool:
@@ -189,12 +194,10 @@ def _errand(arguments: argparse.Namespace, place: Place) -> Errand:
     return Errand(run, run.plan(), submission, order, arguments.number, launches, place)
 
 
-def _reported(errand: Errand) -> int:
+def _reported(errand: Errand, stop: threading.Event) -> int:
     """Do it, and leave a report however it ends."""
-    stop = threading.Event()
     try:
-        with _told_to_stop(stop):
-            troubles = _measure(errand, stop) if errand.place.rank == 0 else _serve(errand, stop)
+        troubles = _measure(errand, stop) if errand.place.rank == 0 else _serve(errand, stop)
     except HarnessError as error:
         state: Literal["failed", "interrupted"] = "interrupted" if isinstance(error, Interrupted) else "failed"
         said = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint, "details": error.details}
@@ -243,6 +246,10 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
         node=_where(errand, split, here),
         server_cpus=split.server,
     )
+    return _carried_out(errand, job, todo)
+
+
+def _carried_out(errand: Errand, job: local.Job, todo: Sequence[PlannedLaunch]) -> list[str]:
     troubles: list[str] = []
     for launch in todo:
         try:
@@ -251,7 +258,7 @@ def _measure(errand: Errand, stop: threading.Event) -> list[str]:
                     troubles += local.carry_out(job, launch, cells)
         except HarnessError as error:
             # Slurm signals every process of a step, so what fails first may be the load client, or the server.
-            if isinstance(error, Interrupted) or stop.wait(_SIGNALS_S):
+            if isinstance(error, Interrupted) or job.stop.wait(_SIGNALS_S):
                 raise _told_why(errand) from error
             raise
         _stop_here(job, errand)

@@ -41,6 +41,8 @@ def test_a_run_says_where_each_launch_ran_and_on_which_cpus(place: Site) -> None
     assert re.fullmatch("n[1-4]", launch["node"]["name"])
     assert launch["node"]["job"] == place.jobs()[0]
     assert launch["facts"]["cpu"]["threads"] == os.cpu_count()
+    facts = place.json("facts.json")
+    assert facts["before"] == facts["nodes"][launch["node"]["name"]] == launch["facts"]
     assert launch["stop"]["ok"]
     assert place.json("run.json")["state"] == "done"
     assert place.servers() == []
