@@ -176,7 +176,7 @@ def test_the_hunt_for_the_crossover_ends_near_it(tmp_path):
     plan = run.plan()
     assert plan.refined  # the first block was not enough
     added = {cell.level.concurrency for launch, cell in plan.cells() if launch.block > 0}
-    assert added <= {4, 8, 16}, "launches go where the answer is least certain"
+    assert any(2 < level < 16 for level in added), "launches go where the answer is least certain"
     [found] = answer.across([run]).comparisons
     for crossing in found.crossover.crossings:
         assert crossing.low <= TRUE_CROSSOVER * 1.1
