@@ -14,12 +14,13 @@ from harness.cli import main, reports
 from harness.errors import InputError
 from harness.load.records import RequestRecord
 from harness.publish import figures
-from harness.publish.report import charts, page, samples, shared, shown
+from harness.publish.report import charts, findings, page, samples, shared, shown
 from harness.publish.report.drawing import LIGHT
 from harness.publish.report.samples import Budget
 from harness.stats.arms import Cell
 
 REFERENCES = Path(__file__).parents[2] / "recipes" / "references"
+RECORDS = Path(__file__).parents[2] / "docs" / "records"
 BASELINE = REFERENCES / "baseline-cu13-coding-prompts.yaml"
 EAGLE = REFERENCES / "eagle3-cu13-coding-prompts.yaml"
 
@@ -154,6 +155,28 @@ def test_an_arm_keeps_its_colour_and_shape_in_charts_that_leave_others_out() -> 
 
     assert looks(ratio.spec)["eagle3"] == looks(whole.spec)["eagle3"]
     assert looks(whole.spec)["eagle3"] != looks(whole.spec)["baseline"]
+
+
+# Records
+
+
+@pytest.mark.parametrize("record", sorted(RECORDS.glob("*/plan.json")), ids=lambda path: path.parent.name[:28])
+def test_a_record_without_its_requests_shows_every_stored_throughput(record: Path) -> None:
+    text = page.render(shown.read_all([record.parent]))
+    assert f"<h2>{record.parent.name}</h2>" in text
+    stored = [json.loads(path.read_text()) for path in record.parent.glob("launches/*/levels/*/level.json")]
+    speeds = [level["throughput"]["output_tok_s"] for level in stored]
+    assert [speed for speed in speeds if speed is not None and f"<td>{speed:.1f}</td>" not in text] == []
+
+
+def test_findings_say_what_the_published_levels_lack() -> None:
+    [one] = shown.read_all([BASELINE])
+    said = [finding.text for finding in findings.validity(one)]
+    assert said[0].startswith("Published by others, not measured here")
+    assert said[-1] == "All 4 measured levels are valid."
+    [answer] = shown.between(shown.read_all([BASELINE, EAGLE]))
+    steps = [finding.text for finding in findings.next_steps(one, [answer])]
+    assert not any("launches: 3" in text for text in steps), "nobody here can launch what others published"
 
 
 # Figures and verbs

@@ -1,10 +1,11 @@
 """The top of a report in plain words: the answer, whether it counts, whether it is fair, what to do next."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from harness.publish.report.shown import Shown, verdict_counts
 from harness.publish.tables import beyond_notes
+from harness.recipe.plan import Finding as PlanFinding
 from harness.stats.comparison import Comparison
 from harness.stats.fairness import Difference
 from harness.stats.level import Reason
@@ -77,6 +78,7 @@ def _origin(one: Shown) -> Iterator[Finding]:
     if one.plan and one.plan.allow_drift:
         yield Finding("caution", f"The environment was allowed to differ from its lock: {one.plan.allow_drift}.")
     yield from (Finding("bad", f"Not readable: {trouble}") for trouble in one.troubles)
+    yield from (Finding("caution", _sentence(finding.message)) for finding in _doubts(one))
 
 
 def _state(one: Shown) -> Iterator[Finding]:
@@ -209,10 +211,11 @@ def _single(comparison: Comparison) -> bool:
 
 
 def _remedies(one: Shown) -> Iterator[str]:
-    for finding in one.plan.findings if one.plan else ():
-        if finding.severity in {"warning", "error"}:
-            remedy = f" Do: {finding.remedy}." if finding.remedy else ""
-            yield _sentence(finding.message) + remedy
-    codes: Mapping[str, int] = verdict_counts(one.levels())
-    if codes["invalid"]:
+    yield from (_sentence(finding.remedy) for finding in _doubts(one) if finding.remedy)
+    if verdict_counts(one.levels())["invalid"]:
         yield "Measure invalid levels again once their cause is gone: `harness run RECIPE` reuses the valid ones."
+
+
+def _doubts(one: Shown) -> list[PlanFinding]:
+    """What the plan itself warned of."""
+    return [finding for finding in one.plan.findings if finding.severity in {"warning", "error"}] if one.plan else []
