@@ -50,7 +50,6 @@ class Place:
     job: str = "0"
     task: int = 0
     rank: int = 0
-    nodes: int = 1
     node: str = field(default_factory=socket.gethostname)
     nodelist: str = ""
     restarts: int = 0
@@ -62,7 +61,6 @@ class Place:
             job=variables.get("SLURM_JOB_ID", "0"),
             task=int(variables.get("SLURM_ARRAY_TASK_ID", 0)),
             rank=int(variables.get("SLURM_PROCID", 0)),
-            nodes=int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1),
             node=variables.get("SLURMD_NODENAME") or socket.gethostname(),
             nodelist=variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", ""),
             restarts=int(variables.get("SLURM_RESTART_COUNT", 0)),

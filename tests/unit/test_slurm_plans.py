@@ -206,13 +206,12 @@ def test_an_agent_reads_its_place_from_slurms_variables() -> None:
             "SLURM_JOB_ID": "17",
             "SLURM_ARRAY_TASK_ID": "3",
             "SLURM_PROCID": "1",
-            "SLURM_STEP_NUM_NODES": "2",
             "SLURMD_NODENAME": "n2",
             "SLURM_STEP_NODELIST": "n[1-2]",
             "SLURM_RESTART_COUNT": "1",
         }
     )
-    assert place == Place("17", 3, 1, 2, "n2", "n[1-2]", 1)
+    assert place == Place("17", 3, 1, "n2", "n[1-2]", 1)
 
 
 def test_an_agent_that_sees_another_folder_says_so_and_touches_nothing(
@@ -270,6 +269,47 @@ def followed(run: Run, *, cancel_hopeless: bool = False) -> tuple[Any, list[str]
     wishes = Wishes(threading.Event(), cancel_hopeless)
     tasks = follow.follow(run, QUICKLY, lambda kind, **facts: told.append(str(facts.get("text"))), wishes)
     return follow.problems(run, run.plan(), tasks), told
+
+
+def test_a_job_that_slurm_may_have_taken_before_it_fell_silent_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned()
+    run = store.create(tmp_path / "runs", plan, name="one")
+    monkeypatch.setattr(queue, "check_reachable", lambda: None)
+
+    def lost(_: Path) -> str:
+        raise Unreachable("Slurm's controller does not answer")
+
+    monkeypatch.setattr(queue, "submit", lost)
+    with pytest.raises(Unreachable):
+        submit.submit(run, plan, everything(plan), Site(Path("none")))
+    [job] = orders.jobs(run)
+    assert (job.job_id, job.rejected) == (None, None)
+    monkeypatch.setattr(queue, "named", {job.name: "18"}.get)
+    assert [known.job_id for known in submit.identified(run)] == ["18"]
+    assert [known.job_id for known in orders.jobs(run)] == ["18"]
+
+
+def test_what_was_submitted_before_a_rejected_job_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(("launches: 2", "launches: 2, same_nodes: false"), ("{args: {step-ms: 3}}", "{nodes: 2}"))
+    run = store.create(tmp_path / "runs", plan, name="one")
+    answers_in_turn = ["18", InputError("Slurm does not take the job", details=["Requested node configuration"])]
+    cancelled: list[str] = []
+
+    def taken(_: Path) -> str:
+        answer = answers_in_turn.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(queue, "check_reachable", lambda: None)
+    monkeypatch.setattr(queue, "submit", taken)
+    monkeypatch.setattr(queue, "cancel", cancelled.extend)
+    with pytest.raises(InputError, match="does not take the job"):
+        submit.submit(run, plan, everything(plan), Site(Path("none")))
+    assert cancelled == ["18"]
+    assert [job.rejected for job in orders.jobs(run)] == [None, "Requested node configuration"]
 
 
 def test_a_state_that_nobody_understands_has_a_deadline(submitted: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from harness.recipe.site import Slurm
 from harness.run import facts as machine
 from harness.run.executors.slurm import queue, submit
 from harness.run.executors.slurm.orders import Job, Report, StoredPiece, Submission
-from harness.run.executors.slurm.queue import Seen, Unreachable
+from harness.run.executors.slurm.queue import Seen
 from harness.run.executors.slurm.states import Phase, hopeless, phase
 from harness.run.store import Run, now
 from harness.run.sweep import Tell
@@ -114,7 +114,7 @@ def follow(run: Run, site: Slurm, tell: Tell, wishes: Wishes) -> list[Task]:
         The jobs, ended.
 
     Raises:
-        Unreachable: Slurm has not answered for longer than the site's patience; its jobs go on.
+        ServerError: Slurm has not answered for longer than the site's patience; its jobs go on.
     """
     tasks = _tasks(run)
     heard = time.monotonic()
@@ -125,7 +125,7 @@ def follow(run: Run, site: Slurm, tell: Tell, wishes: Wishes) -> list[Task]:
                 _cancel([task for task in going if not task.cancelled])
             _look_at_all(going, site, tell, wishes)
             heard = time.monotonic()
-        except Unreachable as error:
+        except ServerError as error:  # it may answer again, or make sense again
             if time.monotonic() - heard > site.patience_s:
                 raise
             tell("note", text=f"{error.message}; asking again")

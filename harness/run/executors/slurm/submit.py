@@ -15,6 +15,7 @@ from harness.recipe.site import Site
 from harness.run.executors.slurm import orders, pieces, queue, render
 from harness.run.executors.slurm.orders import Job, Submission
 from harness.run.executors.slurm.pieces import Batch
+from harness.run.executors.slurm.queue import Unreachable
 from harness.run.executors.slurm.render import Order
 from harness.run.executors.slurm.states import Phase, phase
 from harness.run.store import Run
@@ -123,6 +124,8 @@ def _submit_one(run: Run, submission: Submission, order: Order, script: str) -> 
     orders.write_jobs(run, [*before, job])
     try:
         job_id = queue.submit(path)
+    except Unreachable:
+        raise  # it may have been queued all the same: it is looked for by its name when the run is next looked at
     except HarnessError as error:
         said = "; ".join(error.details) or error.message
         orders.write_jobs(run, [*before, job.model_copy(update={"rejected": said})])
