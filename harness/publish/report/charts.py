@@ -81,7 +81,12 @@ def ratio(comparisons: Sequence[Comparison], every: Sequence[str], palette: Pale
     ends = [value for row in rows for value in (row["ratio"], row["low"], row["high"]) if value is not None]
     domain = (max(0.2, min(*ends, 1 - 2 * margin)) / 1.05, min(5.0, max(*ends, 1 + 2 * margin)) * 1.05)
     y = {"type": "quantitative", "scale": {"type": "log", "domain": domain, "nice": False}}
-    axis = {"title": "throughput, treatment / base", "values": ticks(*domain, _RATIOS), "format": "~r"}
+    axis = {
+        "title": "throughput, treatment / base",
+        "values": ticks(*domain, _RATIOS),
+        "format": "~r",
+        "labelOverlap": "greedy",
+    }
     said = tips(arm="treatment", label="level", ratio="ratio", low="low", high="high", verdict="verdict")
     band = {"y": {"datum": 1 - margin, **y}, "y2": {"datum": 1 + margin}}
     x = _load_axis(rows)

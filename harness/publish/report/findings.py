@@ -44,9 +44,16 @@ def validity(one: Shown) -> list[Finding]:
 
 
 def fairness(comparisons: Sequence[Comparison]) -> list[Finding]:
-    """Whether the arms differed in nothing but what was to be compared."""
-    found = [finding for comparison in comparisons for finding in _fair(comparison)]
-    return list(dict.fromkeys(found)) or [Finding("plain", "Nothing is compared, so nothing can be unfair.")]
+    """Whether the arms differed in nothing but what was to be compared; what holds for some treatments names them."""
+    about: dict[Finding, list[str]] = {}
+    for comparison in comparisons:
+        for finding in _fair(comparison):
+            about.setdefault(finding, []).append(f"`{comparison.treatment}`")
+    found = [
+        finding if len(names) == len(comparisons) else Finding(finding.weight, f"{', '.join(names)}: {finding.text}")
+        for finding, names in about.items()
+    ]
+    return found or [Finding("plain", "Nothing is compared, so nothing can be unfair.")]
 
 
 def next_steps(one: Shown, comparisons: Sequence[Comparison]) -> list[Finding]:
@@ -169,9 +176,9 @@ def _differences(differences: Iterable[Difference]) -> Iterator[Finding]:
     treated = [f"`{one.name}`" for one in planned if one.status == "treatment"]
     accepted = [f"`{one.name}`" for one in planned if one.status == "accepted"]
     if treated:
-        yield Finding("plain", f"They differ in the declared treatment: {', '.join(dict.fromkeys(treated))}.")
+        yield Finding("plain", f"It differs in the declared treatment: {', '.join(dict.fromkeys(treated))}.")
     if accepted:
-        yield Finding("caution", f"They also differ in what the recipe accepts: {', '.join(dict.fromkeys(accepted))}.")
+        yield Finding("caution", f"It also differs in what the recipe accepts: {', '.join(dict.fromkeys(accepted))}.")
 
 
 # What to do next

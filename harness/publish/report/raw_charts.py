@@ -43,7 +43,12 @@ def distribution(
     y = {
         "type": "quantitative",
         "scale": {"type": "log", "domain": domain, "nice": False},
-        "axis": {"title": DISTRIBUTIONS[metric], "values": ticks(*domain, _ONE_TWO_FIVE), "format": "~r"},
+        "axis": {
+            "title": DISTRIBUTIONS[metric],
+            "values": ticks(*domain, _ONE_TWO_FIVE),
+            "format": "~r",
+            "labelOverlap": "greedy",
+        },
     }
     offset = {"xOffset": {"field": "arm", "type": "nominal", "sort": list(arms.names)}}
     said = tips(arm="arm", level="level", n="values", median="median (ms)")
