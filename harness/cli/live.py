@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.talk import Talk, safe
+from harness.errors import HarnessError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -176,9 +177,18 @@ class LiveView:
         known.done, known.active, known.failed = done, active, failed
         if self._glance is not None and time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
-            self._seen = self._glance.look()
-            known.tok_s, known.ttft_s = self._seen.tok_s, self._seen.ttft_s
-            known.accept, known.lag_s = self._seen.acceptance_length, self._seen.lag_s
+            self._look(known, self._glance)
+
+    def _look(self, known: _Level, glance: "Glance") -> None:
+        """What the level's files say by now; a file that cannot be read costs its figures, and never the run."""
+        try:
+            self._seen = seen = glance.look()
+        except (OSError, ValueError, LookupError, HarnessError) as error:
+            self._glance = None
+            self._detail(f"no more live figures of this level: {error}")
+            return
+        known.tok_s, known.ttft_s = seen.tok_s, seen.ttft_s
+        known.accept, known.lag_s = seen.acceptance_length, seen.lag_s
 
     def _on_level_done(
         self, *, launch: str, result: "LevelResult", level: str = "", reused: bool = False, **_: Any
@@ -256,6 +266,10 @@ class LiveView:
             self._console.print(safe(text), markup=False, highlight=False, soft_wrap=True)
         else:
             self._talk.line(safe(text))
+
+    def _detail(self, text: str) -> None:
+        if self._talk.verbose:
+            self._line(text)
 
     def _tree(self) -> "RenderableType":
         """The whole run, as high as the terminal allows: launches near the one that goes on, its levels in rows."""

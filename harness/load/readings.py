@@ -8,8 +8,9 @@ from typing import Any
 from harness.files import read_json_lines
 from harness.load.observe import clock_events, named
 
-_GAUGES = ("running", "waiting")  # of our names; every other one counts
-_COUNTING = ("_total", "_sum", "_count")  # how counters, sums and counts of histograms end
+# How counters, sums and counts of histograms end. The lines do not say which is which; every counter of the engines
+# that we read ends so, and SGLang's `num_retracted_reqs`, which sounds like one, is a gauge.
+_COUNTING = ("_total", "_sum", "_count")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,11 +31,11 @@ class Readings:
         if len(self.server) < 2:
             return {}
         first, last = self.server[0], self.server[-1]
-        return {name: value - first.get(name, 0.0) for name, value in last.items() if self._counts(name)}
+        return {name: value - first.get(name, 0.0) for name, value in last.items() if name.endswith(_COUNTING)}
 
     def named(self) -> dict[str, float]:
         """As `Observer.named`."""
-        gauges = {name for reading in self.server for name in reading if not self._counts(name)}
+        gauges = {name for reading in self.server for name in reading if not name.endswith(_COUNTING)}
         peaks = {name: max(reading[name] for reading in self.server if name in reading) for name in gauges}
         return named(dataclasses.asdict(self.counters), self.deltas(), peaks)
 
@@ -45,11 +46,6 @@ class Readings:
     def throttles(self) -> list[int]:
         """Masks of clock event reasons that were seen, each once, idleness left out."""
         return clock_events(self.gpu)
-
-    def _counts(self, name: str) -> bool:
-        """Whether a name counts up: the lines do not say, so by the engine's list, else by how such names end."""
-        ours = {theirs: ours for ours, theirs in dataclasses.asdict(self.counters).items() if theirs}
-        return ours[name] not in _GAUGES if name in ours else name.endswith(_COUNTING)
 
 
 def _lines(path: Path) -> tuple[Any, ...]:
