@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,8 @@ def test_the_site_is_built_strictly_and_whole_without_a_network(tmp_path, monkey
     main = pytest.importorskip("zensical.main", reason="zensical is in the `docs` dependency group")
     from click.testing import CliRunner
 
-    for name in ("docs", "mkdocs.yml"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
     monkeypatch.chdir(tmp_path)
     built = CliRunner().invoke(main.cli, ["build", "--strict", "--config-file", "mkdocs.yml"])
     assert built.exit_code == 0, built.output
