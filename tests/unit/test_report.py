@@ -46,6 +46,7 @@ def test_a_spread_is_of_the_sample_and_no_larger_than_allowed(values: list[float
     kept = samples.spread(values, most)
     assert len(kept) == min(len(values), most)
     assert set(kept) <= set(values)
+    assert kept == sorted(kept)
     assert (kept[0], kept[-1]) == (min(values), max(values))
 
 
@@ -122,6 +123,18 @@ def test_arms_of_one_name_are_told_apart_by_the_begin_of_their_runs() -> None:
     alike = [run("2026-01-01T000000-x-1"), run("2026-01-02T000000-x-2")]
     assert list(shown.named(alike).values()) == ["a (2026-01-01T000000)", "a (2026-01-02T000000)"]
     assert list(shown.named(alike[:1]).values()) == ["a"]
+
+
+def test_runs_of_one_name_in_two_places_are_told_apart_by_their_places(tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "same.yaml").write_text(BASELINE.read_text())
+    paths = [tmp_path / place / "same.yaml" for place in ("here", "there")]
+    known = shown.read_all(paths)
+    assert [one.name for one in known] == [str(path) for path in paths]
+    chart = charts.throughput(known, LIGHT)
+    assert chart is not None
+    assert len(chart.data["means"]) == 2 * 3
 
 
 def test_paths_that_are_no_runs_are_named_all_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from harness.publish.report.drawing import Chart, Palette, Rows, Series, Spec, digits, drawing, ticks, tips
-from harness.publish.report.samples import DISTRIBUTIONS, Sample, spread
+from harness.publish.report.samples import DISTRIBUTIONS, Sample, Values, spread
 from harness.publish.report.shown import Level
 from harness.stats.arms import order
 from harness.stats.percentiles import supports
@@ -114,14 +114,14 @@ class _Pool:
     """One level of one arm over its launches; `most` is how many of its values may be drawn."""
 
     level: Level
-    values: list[float]
+    values: Values
     most: int
 
     def drawn(self) -> list[float]:
         return spread(self.values, self.most)
 
     def summary(self) -> dict[str, float | None]:
-        milliseconds = np.asarray(self.values) * 1e3
+        milliseconds = self.values * 1e3
         median = digits(float(np.median(milliseconds))) if supports(len(self.values), 0.5) else None
         least, most = digits(float(milliseconds.min())), digits(float(milliseconds.max()))
         return {"n": len(self.values), "least": least, "median": median, "most": most}
@@ -130,9 +130,12 @@ class _Pool:
 def _pooled(samples: Sequence[Sample], metric: str) -> dict[tuple[str, str], _Pool]:
     found: dict[tuple[str, str], _Pool] = {}
     for sample in samples:
-        if values := sample.values.get(metric):
-            pool = found.setdefault((sample.level.arm, sample.level.cell.key), _Pool(sample.level, [], sample.dots))
-            pool.values += values
+        values = sample.values.get(metric)
+        if values is not None and len(values):
+            pool = found.setdefault(
+                (sample.level.arm, sample.level.cell.key), _Pool(sample.level, values[:0], sample.dots)
+            )
+            pool.values = np.concatenate([pool.values, values])
     return found
 
 

@@ -7,11 +7,14 @@ distances, log lines with warnings and errors first.
 import datetime
 import heapq
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.load.records import RequestRecord
 from harness.publish.report.shown import Level
@@ -20,6 +23,7 @@ from harness.run.logs import LogLine
 from harness.run.store import Run
 from harness.stats import metrics
 
+Values = NDArray[np.float64]
 _DOTS = 60_000  # of all distributions of a page
 _BARS = 24_000  # requests in all timelines of a page
 _LINES = 4_000  # log lines in all timelines of a page
@@ -89,7 +93,7 @@ class Sample:
     """One level's raw data: the values of each distribution in seconds, how many of them may be drawn, its timeline."""
 
     level: Level
-    values: Mapping[str, Sequence[float]]
+    values: Mapping[str, Values]
     dots: int
     timeline: Timeline
 
@@ -100,21 +104,20 @@ def take(run: Run, level: Level, budget: Budget) -> Sample:
     return Sample(level, _values(records), budget.dots, _timeline(run, level, records, budget))
 
 
-def spread(values: Iterable[float], most: int) -> list[float]:
+def spread(values: Sequence[float] | Values, most: int) -> list[float]:
     """At most `most` order statistics at even distances in rank, smallest and largest included."""
-    ordered = sorted(values)
-    if len(ordered) <= most:
-        return ordered
-    step = (len(ordered) - 1) / (most - 1)
-    return [ordered[round(rank * step)] for rank in range(most)]
+    ordered = np.sort(np.asarray(values, dtype=float))
+    if len(ordered) > most:
+        ordered = ordered[np.linspace(0, len(ordered) - 1, most).round().astype(int)]
+    return [float(value) for value in ordered]
 
 
-def _values(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
+def _values(records: Sequence[RequestRecord]) -> dict[str, Values]:
     good = [record for record in records if record.ok and record.phase == "measure"]
     return {
-        "ttft_s": [value for record in good if (value := metrics.ttft(record)) is not None],
-        "tpot_s": [value for record in good if (value := metrics.tpot(record)) is not None],
-        "chunk_gap_s": [gap for record in good for gap in metrics.chunk_gaps(record)],
+        "ttft_s": np.array([value for record in good if (value := metrics.ttft(record)) is not None]),
+        "tpot_s": np.array([value for record in good if (value := metrics.tpot(record)) is not None]),
+        "chunk_gap_s": np.array([gap for record in good for gap in metrics.chunk_gaps(record)]),
     }
 
 

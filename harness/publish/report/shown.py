@@ -4,8 +4,9 @@ Whatever a run folder lacks (it still goes on, was killed, measured one level, c
 what cannot be read is named in `troubles` rather than left out in silence.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,7 +131,8 @@ def read_all(paths: Sequence[Path]) -> list[Shown]:
             faults += error.faults or [Fault(error.message, hint=error.hint)]
     if faults:
         raise InputError.of(faults)
-    return found
+    names = Counter(one.name for one in found)
+    return [one if names[one.name] == 1 else replace(one, name=str(one.path)) for one in found]
 
 
 def between(shown: Sequence[Shown]) -> tuple[Comparison, ...]:
