@@ -167,7 +167,8 @@ def entry(run: Run, plan: Plan, answer: Answer | None) -> logbook.Entry:
     simulated = " (simulated)" if any(result.simulated for _, result in results) else ""
     verdict = answer.sentence if answer else f"{len(results)} levels measured"
     if state["state"] != "done":
-        verdict = f"{state['state']}: {str(state.get('error', '')).splitlines()[0]}"
+        said = str(state.get("error") or "").splitlines()  # a run that was refused before it began has none
+        verdict = f"{state['state']}: {said[0]}" if said else str(state["state"])
     surprises = [
         f"{launch} {result.level['name']}: {result.verdict.state}: {reason.message}"
         for launch, result in results
