@@ -46,6 +46,7 @@ class Attach:
     figures: LogFigures = LogFigures()
     stop: StopPolicy = StopPolicy(signals=(), grace_s=0.0)
     rank_ports: int = 0
+    address_variable: str | None = None
 
     def command(self, server: Server) -> Command:
         """Nothing to start.

@@ -179,7 +179,8 @@ class Engine(Protocol):
     """One serving engine. All members are pure.
 
     `rank_ports` is how many consecutive ports a server that spans machines takes where rank 0 meets the others; 0 says
-    that this engine runs on one machine only.
+    that this engine runs on one machine only. `address_variable` tells each of its machines its own address, None where
+    the engine finds that out or needs no telling.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Engine(Protocol):
     figures: LogFigures
     stop: StopPolicy
     rank_ports: int
+    address_variable: str | None
 
     def command(self, server: Server) -> Command:
         """Argv and variables that start this server."""

@@ -70,6 +70,7 @@ class LlamaCpp:
     # While a stream is open the first SIGTERM waits up to 30 s for it; the second ends it at once.
     stop: StopPolicy = StopPolicy(signals=("SIGTERM", "SIGTERM"), grace_s=5.0)
     rank_ports: int = 0
+    address_variable: str | None = None
     signatures: tuple[Signature, ...] = (
         Signature(
             "removed flag",

@@ -98,6 +98,7 @@ class SGLang:
     stop_profile: str = "/stop_profile"
     # With `enable-dp-attention` the meeting port and the five after it (server_args.py, PortArgs).
     rank_ports: int = 6
+    address_variable: str | None = None
 
     def command(self, server: Server) -> Command:
         """Argv of one server, or of one node of several; metrics and cached-token reports are always on.

@@ -61,6 +61,7 @@ class Simulated:
     stop: StopPolicy = StopPolicy(signals=("SIGTERM",), grace_s=5.0)
     stop_profile: str = "/stop_profile"
     rank_ports: int = 1
+    address_variable: str | None = None
     signatures: tuple[Signature, ...] = (
         Signature(
             "bad flag",

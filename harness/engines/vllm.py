@@ -105,6 +105,8 @@ class VLLM:
     # further signal for the same one: nothing but SIGKILL helps then.
     stop: StopPolicy = StopPolicy(signals=("SIGINT",), grace_s=10.0)
     rank_ports: int = 1
+    # Else it takes the address of its way out, which on a cluster of several networks is any of them.
+    address_variable: str | None = "VLLM_HOST_IP"
     signatures: tuple[Signature, ...] = (
         Signature(
             "bad speculation",

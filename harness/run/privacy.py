@@ -12,10 +12,11 @@ from harness.recipe.secrets import is_secret, is_secret_flag
 _SHORTEST = 4  # replacing every `1` of a log would hide more than it protects
 
 # What a server gets from our own environment: where things are and how text is encoded, nothing that tunes it.
-# CUDA_VISIBLE_DEVICES and the SLURM_ variables say which part of the machine is ours.
+# CUDA_VISIBLE_DEVICES and the SLURM_ variables say which part of the machine is ours, and the interfaces which network
+# joins the machines: facts of a site, which no recipe knows.
 _PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|XDG_\w+|SSL_CERT_(FILE|DIR)|CUDA_VISIBLE_DEVICES|"
-    r"SLURM_\w+|LD_LIBRARY_PATH"
+    r"SLURM_\w+|LD_LIBRARY_PATH|(NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA"
 )
 _TUNING = re.compile(
     r"(NCCL|SGLANG|SGL|VLLM|FLASHINFER|TORCH|TORCHINDUCTOR|PYTORCH|CUDA|TRITON|OMP|MKL|GGML|LLAMA|HF|CUTE|TVM|PYTHON)_?\w*"

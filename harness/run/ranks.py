@@ -21,7 +21,7 @@ from harness.errors import HarnessError, InputError
 from harness.recipe.plan import Plan, PlannedArm
 from harness.recipe.site import Site
 from harness.recipe.site import load as load_site
-from harness.run import clients, diagnose, logs, ports, privacy, supervise
+from harness.run import clients, diagnose, logs, ports, privacy, rendezvous, supervise
 from harness.run.executors import local
 from harness.run.launch import Launched
 from harness.run.rendezvous import SILENT_S, Follower
@@ -165,9 +165,8 @@ def _one_server(part: Part, follower: Follower, rank: Rank) -> int:
 def _start(part: Part, follower: Follower, rank: Rank) -> Launched:
     """This rank's process, below a supervisor of its own; every rank takes a port that is free on its machine."""
     engine = engine_of(part.arm.engine)
-    server = part.server
-    args = {**server.args, **engine.rank_args(rank)}
-    server = replace(server, port=ports.choose_port(server.host, None), args=args)
+    free = replace(part.server, port=ports.choose_port(part.server.host, None))
+    server = rendezvous.placed(engine, free, rank)
     command = engine.command(server)
     command = replace(command, argv=(*command.argv, *server.unchecked), cpus=server.cpus)
     log = follower.folder / f"rank-{rank.rank}" / "server.log"

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from harness.engines.engine import Engine, Rank, Server, StopPolicy
 from harness.errors import HarnessError, InputError
 from harness.files import write_json
@@ -32,7 +34,7 @@ from harness.run.supervise import Process, RankStop, StopReport
 
 BEAT_S = 1.0
 SILENT_S = 30.0  # a beat that is older says that its machine, its agent or the folder's server is gone
-ADDRESS = "HARNESS_NODE_ADDRESS"  # how the other machines reach this one, where its name does not say
+ADDRESS = "HARNESS_NODE_ADDRESS"  # how the other machines reach this one: an interface, or an address
 _LOOK_S = 0.5
 _SETTLE_S = 3.0  # after a first death: how long the other ranks may take to say what they saw
 _STOP_EXTRA_S = 75.0  # beside the engine's own grace: TERM and KILL, ports and GPU memory, and the way here
@@ -147,7 +149,7 @@ class Head:
         host = address()
         rank = Rank(0, self.nodes, host, free_ports(host, engine.rank_ports))
         self._voice.say(attempt=self._attempt, order="start", host=rank.host, port=rank.port)
-        return replace(server, args={**server.args, **engine.rank_args(rank)})
+        return placed(engine, server, rank)
 
     def lost(self) -> bool:
         """Whether some rank is gone; cheap enough to be asked all the time."""
@@ -359,6 +361,13 @@ class Follower:
         self._voice.say(state="stopped", stop=report.to_json(), problems=report.problems())
 
 
+def placed(engine: Engine, server: Server, rank: Rank) -> Server:
+    """One machine's part of a server that spans several; what the recipe says of the machine's address wins."""
+    own = {engine.address_variable: address()} if engine.address_variable else {}
+    args = {**server.args, **engine.rank_args(rank)}
+    return replace(server, args=args, variables={**own, **server.variables})
+
+
 def read_diagnosis(data: Mapping[str, Any]) -> Diagnosis:
     """What a rank wrote as `asdict(diagnosis)`."""
     return Diagnosis(**{**data, "evidence": tuple(data["evidence"]), "also": tuple(data["also"])})
@@ -367,10 +376,12 @@ def read_diagnosis(data: Mapping[str, Any]) -> Diagnosis:
 def address() -> str:
     """How the other machines reach this one: as told, else what its name stands for, else its way out.
 
-    A name that stands for loopback, as in many an /etc/hosts, helps nobody else and is passed over.
+    A site tells an interface, which is called alike on all its machines. A name that stands for loopback, as in many an
+    /etc/hosts, helps nobody else and is passed over.
     """
     if told := os.environ.get(ADDRESS):
-        return told
+        found = sorted(psutil.net_if_addrs().get(told, ()), key=lambda one: one.family)  # IPv4 before IPv6
+        return next((one.address for one in found if one.family in {socket.AF_INET, socket.AF_INET6}), told)
     with contextlib.suppress(OSError):
         for _, _, _, _, found in socket.getaddrinfo(socket.gethostname(), 0, type=socket.SOCK_STREAM):
             host = str(found[0])

@@ -16,6 +16,7 @@ from harness.engines.flags import tables
 from harness.errors import InputError
 from harness.recipe import findings
 from harness.recipe.expand import load
+from harness.run import privacy, rendezvous
 
 HEAD, OTHER = Rank(0, 2, "10.0.0.1", 20000), Rank(1, 2, "10.0.0.1", 20000)
 SERVER = Server("", "0.0.0.0", 30000, Model("/models/kimi", "kimi"), {"tp": 16}, python="/env/bin/python")
@@ -49,6 +50,21 @@ def test_vllm_nodes_above_the_first_are_headless() -> None:
 def test_simulated_ranks_meet_where_rank_0_says() -> None:
     words = argv("simulated", Rank(3, 4, "127.0.1.1", 20000))
     assert words[-6:] == ["--nnodes", "4", "--node-rank", "3", "--dist-init-addr", "127.0.1.1:20000"]
+
+
+def test_a_machine_of_vllm_is_told_its_own_address_unless_the_recipe_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rendezvous.ADDRESS, "10.0.0.7")
+    vllm = engines.get("vllm")
+    assert rendezvous.placed(vllm, SERVER, OTHER).variables == {"VLLM_HOST_IP": "10.0.0.7"}
+    told = replace(SERVER, variables={"VLLM_HOST_IP": "10.1.0.7"})
+    assert rendezvous.placed(vllm, told, OTHER).variables == {"VLLM_HOST_IP": "10.1.0.7"}
+    assert rendezvous.placed(engines.get("sglang"), SERVER, OTHER).variables == {}
+
+
+def test_which_network_joins_the_machines_is_a_fact_of_the_site_and_reaches_servers() -> None:
+    site = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_HCA": "mlx5"}
+    tuning = {"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": "Ring"}
+    assert privacy.server_environment({}, ambient={**site, **tuning}) == site
 
 
 def test_an_ipv6_head_is_written_in_brackets() -> None:

@@ -435,6 +435,8 @@ def test_a_port_that_somebody_holds_on_any_address_is_not_met_at(monkeypatch: py
 def test_an_address_is_what_the_machine_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rendezvous.ADDRESS, "127.0.1.3")
     assert rendezvous.address() == "127.0.1.3"
+    monkeypatch.setenv(rendezvous.ADDRESS, "lo")
+    assert rendezvous.address() == "127.0.0.1"
     monkeypatch.delenv(rendezvous.ADDRESS)
     assert ports.is_free(rendezvous.address(), 0)
 
