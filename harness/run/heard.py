@@ -21,11 +21,12 @@ _EDGES = 2  # ends of a stretch, at each of which one step's tokens may fall on 
 
 
 class _Said(NamedTuple):
-    """One figure: when it was written (s since 1970), by whom, and what it says."""
+    """One figure: when it was written (s since 1970), by whom, what it says, and half a unit of its last digit."""
 
     at: float
     who: tuple[str, str]
     value: float
+    rounding: float
 
 
 def heard(lines: Sequence[LogLine], figures: LogFigures, trace: LevelTrace) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def heard(lines: Sequence[LogLine], figures: LogFigures, trace: LevelTrace) -> d
         `tokens` and `requests`: output tokens of the requests that ended, and how many lines said so;
         `acceptance_length`: mean tokens a verification step;
         `output_tok_s`, `client_tok_s`, `slack`, `span_s`: the rate by the log from its first line to its last, the
-        client's over the same time, and how far apart they may be for what falls on either side of the two ends.
+        client's over the same time, and how far apart they may be: for what falls on either side of the two ends,
+        and for the digits that the log leaves out.
         What the log does not say is left out.
     """
     ended = list(_said(lines, figures.tokens))
@@ -60,7 +62,8 @@ def _said(lines: Sequence[LogLine], regex: str | None) -> Iterator[_Said]:
     for line in lines:
         if line.writer != REAPER and (match := pattern.search(line.text)):
             at = datetime.datetime.fromisoformat(line.at).timestamp()
-            yield _Said(at, (line.writer, match.groupdict().get("who") or ""), float(match["value"]))
+            rounding = 0.5 * 10.0 ** -len(match["value"].partition(".")[2])
+            yield _Said(at, (line.writer, match.groupdict().get("who") or ""), float(match["value"]), rounding)
 
 
 def _rates(said: Sequence[_Said], trace: LevelTrace) -> dict[str, float]:
@@ -82,7 +85,7 @@ def _rates(said: Sequence[_Said], trace: LevelTrace) -> dict[str, float]:
     return {
         "output_tok_s": tokens / span,
         "client_tok_s": client,
-        "slack": _unsure(trace.records, window, client) / (client * span),
+        "slack": _unsure(trace.records, window, client) / (client * span) + inside[0].rounding / client,
         "span_s": span,
     }
 

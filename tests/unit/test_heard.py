@@ -52,13 +52,15 @@ def test_sglangs_decode_lines_are_held_against_the_same_seconds_of_the_client() 
     assert found["output_tok_s"] == pytest.approx(100.0)
     assert found["client_tok_s"] == pytest.approx(100.0, rel=0.005)
     assert found["span_s"] == pytest.approx(8.0)
-    # 800 tokens: a step of two at either end, and one for each of two requests.
-    assert found["slack"] == pytest.approx((2 * 2 + 2) / 800, rel=0.02)
+    # 800 tokens: a step of two at either end, and one for each of two requests; a rate of two decimals.
+    assert found["slack"] == pytest.approx((2 * 2 + 2) / 800 + 0.005 / 100, rel=0.02)
 
 
 def test_vllms_lines_tell_a_rate_and_those_of_several_engines_are_left_alone() -> None:
     lines = [line(1.0, stats(1.0)), line(11.0, stats(100.0)), line(20.0, stats(100.0))]
-    assert heard(lines, get("vllm").figures, trace())["output_tok_s"] == pytest.approx(100.0)
+    found = heard(lines, get("vllm").figures, trace())
+    assert found["output_tok_s"] == pytest.approx(100.0)
+    assert found["slack"] == pytest.approx((2 * 2 + 2) / 1900 + 0.05 / 100, rel=0.02)  # a rate of one decimal
 
     two = [*lines, line(11.0, stats(40.0, "Engine 001"))]
     assert heard(two, get("vllm").figures, trace()) == {}
