@@ -380,8 +380,8 @@ def address() -> str:
     /etc/hosts, helps nobody else and is passed over.
     """
     if told := os.environ.get(ADDRESS):
-        found = sorted(psutil.net_if_addrs().get(told, ()), key=lambda one: one.family)  # IPv4 before IPv6
-        return next((one.address for one in found if one.family in {socket.AF_INET, socket.AF_INET6}), told)
+        named = sorted(psutil.net_if_addrs().get(told, ()), key=lambda one: one.family)  # IPv4 before IPv6
+        return next((one.address for one in named if one.family in {socket.AF_INET, socket.AF_INET6}), told)
     with contextlib.suppress(OSError):
         for _, _, _, _, found in socket.getaddrinfo(socket.gethostname(), 0, type=socket.SOCK_STREAM):
             host = str(found[0])
