@@ -66,7 +66,7 @@ def worker(place: Path, wait_s: float, cpus: tuple[int, ...] = ()) -> Iterator["
     It ends by itself when its coordinator says goodbye, or is gone.
     """
     paths = filter(None, [_HOME, os.environ.get("PYTHONPATH")])
-    words = [sys.executable, "-m", "harness.load.worker", str(place), "--wait-s", str(wait_s)]
+    words = [sys.executable, "-P", "-m", "harness.load.worker", str(place), "--wait-s", str(wait_s)]
     process = subprocess.Popen(
         [*words, "--name", rendezvous.node()],
         stdin=subprocess.DEVNULL,
