@@ -172,6 +172,8 @@ def run_view(run: "Run") -> "RenderableType":
     for launch in plan.launches:
         results = [result for name, result in done if name == launch.name]
         label = " (simulated)" if any(result.simulated for result in results) else ""
+        if node := run.launch(launch.name).get("node"):
+            label += f" on {safe(node['nodes'] or node['name'])}, job {node['job']}"
         missing = [cell.level.name for cell in launch.cells if run.level(launch.name, cell.level.name) is None]
         if results:
             rows = "\n".join(["", f"{launch.name}{label}", *(seeds_row(result) for result in results)])
