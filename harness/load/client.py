@@ -350,8 +350,9 @@ class Level:
         path.write_bytes(marshal.dumps(self._job(number, tickets)))
         self.processes.append(
             subprocess.Popen(
-                # Without `site` it starts sooner; but for answers, which it reads as JSON, it needs no other package.
-                [sys.executable, *([] if self.served else ["-S"]), "-m", "harness.load.reader", str(path)],
+                # Nothing is imported from the working directory, which is the user's. Without `site` it starts sooner:
+                # but for answers, which it reads as JSON, it needs no other package.
+                [sys.executable, "-P", *([] if self.served else ["-S"]), "-m", "harness.load.reader", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=() if tickets is None else (tickets,),

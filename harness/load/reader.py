@@ -58,6 +58,7 @@ _AT_ONCE = 64  # connections being opened at a time before the clock starts
 _PROGRESS_NS = 500_000_000
 _ASLEEP_NS = 20_000  # a poll that took longer had to wait for the first bytes
 _LATE_NS = 1_000_000  # bytes that may have waited longer are read event by event
+_APART_NS = 1_000_000  # events of a stream that come faster than this, on average, are read together all the same
 _NEVER = 1 << 63
 _STAMPS_SOON_S = 0.2
 _EVENT_END = b"\n\r\n"  # the end of an event that an HTTP chunk ends with
@@ -464,12 +465,14 @@ class Reader:
                 self._read(slot)
 
     def _read_apart(self, slot: Slot) -> None:
-        """Read what has come event by event, so that each has its own stamp."""
+        """Read what has come event by event, so that each has its own stamp; what came in a rush, in one."""
         serial = slot.serial
         here = slot.sock.recv(READ, socket.MSG_PEEK)
+        since = slot.log[-1][1] if slot.log else slot.sent
+        apart = here.count(_EVENT_END) * _APART_NS < self.polled - since
         begin = 0
         while slot.serial == serial and begin < max(1, len(here)):
-            end = here.find(_EVENT_END, begin) + len(_EVENT_END)
+            end = here.find(_EVENT_END, begin) + len(_EVENT_END) if apart else 0
             if end < len(_EVENT_END):
                 end = len(here)
             answer = slot.receive(max(1, end - begin), ANCILLARY)

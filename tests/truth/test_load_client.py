@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -147,8 +148,9 @@ def test_a_client_whose_core_others_keep_busy_still_knows_when_each_chunk_came(t
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are read on Linux alone")
-def test_a_late_read_takes_events_one_by_one_and_each_has_a_stamp():
-    """Head and three events, sent apart and read when all are there; the last one is still incomplete."""
+@pytest.mark.parametrize(("ago_ms", "reads"), [(20, 4), (2, 1)])
+def test_a_late_read_takes_events_one_by_one_unless_they_came_in_a_rush(ago_ms, reads):
+    """Head, two events and part of a third: within 20 ms each has its stamp, within 2 ms they are read at once."""
     pieces = [STREAM, *(chunked(event)[:-5] for event in sse(chat("a"), chat("b"))), b"99\r\ndata: {"]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
         ours.setsockopt(socket.SOL_SOCKET, reader.SO_TIMESTAMPING, reader.RX_SOFTWARE | reader.SOFTWARE)
@@ -162,12 +164,13 @@ def test_a_late_read_takes_events_one_by_one_and_each_has_a_stamp():
                 wait_for(ours, b"".join(pieces[: pieces.index(piece) + 1]))
             late, slot = reader.Reader.__new__(reader.Reader), reader.Slot(0)
             late.before = late.reads = late.kept = 0
+            late.polled = time.time_ns()
             slot.sock, slot.receive, slot.state = ours, ours.recvmsg, "waiting"
+            slot.sent = late.polled - ago_ms * 1_000_000
             late._read_apart(slot)
-    assert [entry[0][0] for entry in slot.log] == pieces
-    assert all(kind == reader.SO_TIMESTAMPING for entry in slot.log for _, kind, _ in entry[0][1])
-    assert [len(entry[0][1]) for entry in slot.log] == [1, 1, 1, 1]
-    assert (late.reads, late.kept) == (3, 3)  # beside the one that the loop counts for itself
+    assert [entry[0][0] for entry in slot.log] == (pieces if reads == 4 else [b"".join(pieces)])
+    assert [kind for entry in slot.log for _, kind, _ in entry[0][1]] == [reader.SO_TIMESTAMPING] * reads
+    assert late.reads == late.kept == reads - 1  # beside the one that the loop counts for itself
 
 
 def wait_for(sock, data):
