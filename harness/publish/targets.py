@@ -187,8 +187,11 @@ def entry(run: Run, plan: Plan, answer: Answer | None) -> logbook.Entry:
 
 
 def log_failure(run: Run, plan: Plan, root: Path) -> str | None:
-    """The logbook's entry for a run that did not end well; None where the plan asks for none, or it is there."""
-    wanted = any(target["kind"] == "logbook" for target in plan.publish)
+    """The logbook's entry for a run that did not end well; None where the plan asks for none, or it is there.
+
+    One that was refused before anything started is no run.
+    """
+    wanted = any(target["kind"] == "logbook" for target in plan.publish) and run.state()["state"] != "planned"
     if wanted and logbook.append(root / LOGBOOK, entry(run, plan, None)):
         return f"{LOGBOOK}: entry added"
     return None

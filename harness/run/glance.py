@@ -51,7 +51,7 @@ class Glance:
     def __init__(self, run: Run, launch: str, level: str) -> None:
         self._folder = run.level_folder(launch, level)
         self._tail = Tail(run.client_folder(launch, level))
-        self._counters = _counters(run.launch(launch))
+        self._counters = _counters(run, launch)
         self._ttfts: deque[float] = deque(maxlen=_LATEST)
         self._lags: deque[float] = deque(maxlen=_LATEST)
 
@@ -77,10 +77,10 @@ class Glance:
         )
 
 
-def _counters(launch: Mapping[str, Any]) -> Counters:
+def _counters(run: Run, launch: str) -> Counters:
     """The names under which the server of a launch counts."""
     try:
-        return engine_of(str(launch.get("engine"))).counters
+        return engine_of(str(run.launch(launch).get("engine"))).counters
     except InputError:
         return Counters()
 

@@ -201,3 +201,15 @@ def test_an_unpublished_failure_leaves_the_logbook_alone(workplace: Workplace) -
     recipe = workplace.changed(("{step-ms: 2,", "{fault: die-before-ready, step-ms: 2,"))
     assert workplace.harness("run", recipe, "--no-publish").code == 5
     assert (workplace.root / "LOGBOOK.md").read_text() == "# Logbook\n"
+
+
+def test_a_run_that_was_refused_before_it_began_is_no_run(workplace: Workplace) -> None:
+    """Its cells would stand beside some from other hardware."""
+    recipe = workplace.recipe()
+    assert workplace.harness("run", recipe, "--name", "first").code in {0, 1}
+    facts = workplace.root / "runs" / "first" / "facts.json"
+    facts.write_text(facts.read_text().replace('"threads": ', '"threads": 1').replace('"usable": ', '"usable": 9'))
+    before = (workplace.root / "LOGBOOK.md").read_text()
+    done = workplace.harness("run", recipe, "--name", "second", "--resume", workplace.root / "runs" / "first")
+    assert (done.code, "measured on other hardware" in done.err) == (2, True)
+    assert (workplace.root / "LOGBOOK.md").read_text() == before
