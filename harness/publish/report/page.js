@@ -55,7 +55,7 @@
     const chart = chartOf(id);
     const datasets = Object.fromEntries(Object.entries(chart.data).map(([name, columns]) => [name, rows(columns)]));
     views.get(id)?.finalize();
-    const { view } = await window.drawChart(place, { ...chart.spec, datasets }, {
+    const { view } = await window.drawChart(place, { ...chart.spec, params: chart.params, datasets }, {
       actions: false, ast: true, defaultStyle: false, renderer: "svg", tooltip: showTip,
     });
     views.set(id, view);

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+import orjson
 from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
@@ -316,17 +317,21 @@ def _hash(text: str) -> str:
 
 def _data(figures: Sequence[Figure]) -> str:
     """Every chart as JSON that HTML cannot end: rows as columns, and parts that several charts share once."""
-    drawn = {figure.id: [_entry(chart) for chart in figure.charts] for figure in figures}
+    specs: dict[bytes, Any] = {}
+    drawn = {figure.id: [_entry(chart, specs) for chart in figure.charts] for figure in figures}
     text = json.dumps(shared.pack(drawn), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _entry(chart: Chart) -> dict[str, Any]:
+def _entry(chart: Chart, specs: dict[bytes, Any]) -> dict[str, Any]:
+    """One chart; of equal specifications, which `specs` holds by their JSON, the same object."""
+    spec = {key: value for key, value in chart.spec.items() if key != "params"}
     name, titles = chart.table
     return {
         "label": escape_control(chart.label),
         "note": escape_control(chart.note),
-        "spec": chart.spec,
+        "spec": specs.setdefault(orjson.dumps(spec), spec),
+        "params": chart.spec.get("params", []),
         "data": {name: _columns(rows) for name, rows in chart.data.items()},
         "table": [name, dict(titles)],
     }
@@ -339,9 +344,9 @@ def _columns(rows: Rows) -> dict[str, Any]:
     for name in names:
         values = [row.get(name) for row in rows]
         if any(isinstance(value, str) for value in values):
-            texts = [None if value is None else escape_control(str(value)) for value in values]
-            known = list(dict.fromkeys(texts))
-            place = {text: number for number, text in enumerate(known)}
+            texts = [None if value is None else str(value) for value in values]
+            place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+            known = [None if text is None else escape_control(text) for text in place]
             columns[name] = {"of": known, "at": [place[text] for text in texts]}
         else:
             columns[name] = values

@@ -32,8 +32,13 @@ class _Packing:
         return {"parts": self._parts, "whole": whole}
 
     def _count(self, value: Any) -> str:
-        """The JSON of a value; every container in it is counted by its own."""
-        if isinstance(value, dict):
+        """The JSON of a value; every container in it is counted by its own, once for each object."""
+        if (known := self._texts.get(id(value))) is not None:
+            self._counts[known] += 1
+            return known
+        if isinstance(value, list | tuple) and not any(isinstance(one, dict | list | tuple) for one in value):
+            text = json.dumps(value)  # most of it: a column of numbers
+        elif isinstance(value, dict):
             text = "{" + ",".join(f"{json.dumps(key)}:{self._count(one)}" for key, one in value.items()) + "}"
         elif isinstance(value, list | tuple):
             text = "[" + ",".join(self._count(one) for one in value) + "]"
