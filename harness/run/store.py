@@ -10,6 +10,7 @@ runs/RUN_ID/
   launches/NN-ARM/
     launch.json  what was started, what it said of itself, how it stopped
     server.log
+    ranks/       of a server that spans machines: rank-N.json, its last word, and rank-N/server.log
     levels/NAME/
       client/         while the level runs: each request as it came back, as the measuring processes read it
       requests.jsonl  a line a request, understood, once the clock has stopped
@@ -161,10 +162,11 @@ class Run:
         self.note(self.path / "facts.json")
 
     def write_launch(self, name: str, record: Mapping[str, Any]) -> None:
-        """Replace one `launch.json`; with a stop in it, the server's log is whole too."""
+        """Replace one `launch.json`; with a stop in it, the server's log is whole too, and those of its other ranks."""
         path = self.launch_folder(name) / "launch.json"
         write_json(path, {"format": "harness.launch/1", **record}, mode=_PRIVATE)
-        self.note(path, *([path.with_name("server.log")] if "stop" in record else ()))
+        logs = [path.with_name("server.log"), *sorted(path.parent.glob("ranks/*/server.log"))]
+        self.note(path, *(logs if "stop" in record else ()))
 
     def write_level(self, launch: str, result: LevelResult) -> None:
         """Finish a cell: its `level.json` is the mark that it is whole."""

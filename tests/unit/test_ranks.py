@@ -25,7 +25,7 @@ from harness.recipe.expand import load
 from harness.recipe.gather import gather
 from harness.recipe.plan import Plan
 from harness.recipe.site import Site
-from harness.run import ports, ranks, rendezvous, store
+from harness.run import ledger, ports, ranks, rendezvous, store
 from harness.run.diagnose import Diagnosis
 from harness.run.executors import local
 from harness.run.rendezvous import Follower, Head
@@ -143,6 +143,7 @@ def test_four_ranks_measure_a_level_and_every_one_is_verified_gone(group: Any) -
     assert record["stop"]["ok"]
     meeting = {word["argv"][-1] for word in record["ranks"]}
     assert meeting == {f"{wide.word(0)['host']}:{wide.word(0)['port']}"}
+    assert {told["log"] for told in record["ranks"]} <= set(ledger.noted(wide.run.path))
 
 
 def test_the_load_of_a_server_on_two_machines_comes_from_both(group: Any) -> None:
