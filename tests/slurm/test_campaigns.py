@@ -46,6 +46,9 @@ def test_a_run_says_where_each_launch_ran_and_on_which_cpus(place: Site) -> None
     assert launch["stop"]["ok"]
     assert place.json("run.json")["state"] == "done"
     assert place.servers() == []
+    shown = place.harness("show", place.folder).out
+    assert f"01-baseline (simulated) on {launch['node']['name']}, job {place.jobs()[0]}" in shown
+    assert place.harness("verify", place.folder).code == 0
     # Both launches are compared, so they ran on the same node, one after the other.
     assert place.json("launches/02-slower/launch.json")["node"] == launch["node"]
 
