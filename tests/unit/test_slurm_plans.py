@@ -357,7 +357,7 @@ def test_a_hopeless_job_is_warned_of_once_and_left_alone_unless_asked(
 ) -> None:
     cancelled = answers(monkeypatch, *["PENDING PartitionDown"] * 5, "COMPLETED")
     _, told = followed(submitted)
-    assert sum("which may last for ever" in text for text in told) == 1
+    assert sum("`PartitionDown` may last for ever" in text for text in told) == 1
     assert cancelled == []
 
 

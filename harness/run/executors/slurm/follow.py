@@ -36,9 +36,11 @@ class Task:
     number: int
     piece: StoredPiece
     submission: Submission
+    reasons: set[str]  # for which tasks of this job were seen to wait: told once, not once a task
     seen: Seen | None = None
     ended: bool = False
     cancelled: bool = False  # by us
+    hopeless: str | None = None  # why, where it waited for what only a person could end
     doubtful_since: float | None = None
     silent_since: float | None = None
     _told: set[str] = field(default_factory=set)
@@ -180,7 +182,8 @@ def _tasks(run: Run) -> list[Task]:
             continue
         submission = Submission(run, job.submission)
         batch = submission.order().batches[job.number]
-        found += [Task(job, number, piece, submission) for number, piece in enumerate(batch)]
+        reasons: set[str] = set()
+        found += [Task(job, number, piece, submission, reasons) for number, piece in enumerate(batch)]
     if not found:
         raise InputError(f"`{run.path}` has no jobs", hint="`harness run RECIPE --on slurm` submits some")
     return found
@@ -226,18 +229,19 @@ def _look_running(task: Task, seen: Seen, site: Slurm, tell: Tell) -> None:
 
 
 def _look_waiting(task: Task, seen: Seen, tell: Tell, wishes: Wishes) -> None:
-    if seen.reason != "None" and task.once(f"waits {seen.reason}"):
+    fresh = seen.reason not in task.reasons and seen.reason != "None"
+    task.reasons.add(seen.reason)
+    if fresh:
         expected = f", expected to start at {seen.start}" if seen.start not in {"", "N/A"} else ""
-        tell("note", text=f"job {task.name} waits: {seen.reason}{expected}")
+        tell("note", text=f"job {task.job_id} waits: {seen.reason}{expected}")
     if not hopeless(seen.reason):
         return
     if wishes.cancel_hopeless and not task.cancelled:
-        tell("note", text=f"job {task.name} is cancelled: nothing but a person would end `{seen.reason}`")
-        task.once(f"hopeless {seen.reason}")
+        task.hopeless = seen.reason
         _cancel([task])
-    elif task.once(f"warned {seen.reason}"):
-        advice = f"`scancel {task.job.job_id}` ends it, --cancel-hopeless does so by itself"
-        tell("note", text=f"warning: job {task.name} waits for `{seen.reason}`, which may last for ever; {advice}")
+    elif fresh:
+        advice = f"`scancel {task.job_id}` ends it, --cancel-hopeless does so by itself"
+        tell("note", text=f"warning: `{seen.reason}` may last for ever; {advice}")
 
 
 def _doubt(task: Task, state: str, site: Slurm, tell: Tell) -> None:
@@ -302,11 +306,8 @@ def _ended_by_slurm(state: str) -> type[HarnessError]:
 
 def _silent(task: Task, state: str) -> HarnessError:
     """A job of which nothing was ever seen in the run folder."""
-    if task.cancelled and task.seen and hopeless(task.seen.reason):
-        return InputError(f"job {task.name} was cancelled, because it waited for `{task.seen.reason}`", hint=_RESUME)
-    waited = next((text.removeprefix("hopeless ") for text in task._told if text.startswith("hopeless ")), None)
-    if waited is not None:
-        return InputError(f"job {task.name} was cancelled, because it waited for `{waited}`", hint=_RESUME)
+    if task.hopeless is not None:
+        return InputError(f"job {task.name} was cancelled, because it waited for `{task.hopeless}`", hint=_RESUME)
     if task.cancelled or state.startswith("CANCELLED"):
         return Interrupted(f"job {task.name} was cancelled before it began", hint=_RESUME)
     nodes = task.seen.nodes if task.seen else ""
