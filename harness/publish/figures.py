@@ -77,7 +77,7 @@ def _label(shown: Sequence[Shown]) -> str:
 
 def _ratio(wanted: Wanted) -> Chart | None:
     found = [comparison for one in wanted.shown if one.answer for comparison in one.answer.comparisons]
-    return charts.ratio(shown.between(wanted.shown) or found, list(shown.named(wanted.shown).values()), LIGHT)
+    return charts.ratio(shown.between(wanted.shown) or found, shown.treatments(wanted.shown), LIGHT)
 
 
 def _pareto(wanted: Wanted) -> Chart | None:

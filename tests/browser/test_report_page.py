@@ -274,6 +274,7 @@ def open_loop(run: Path) -> None:
 def damaged(run: Path) -> None:
     (run / "comparison.json").write_text('{"format": "harness.answer/9"}')
     next(run.glob("launches/*/levels/c1/level.json")).write_text("{")
+    next(run.glob("launches/*/levels/c2/requests.jsonl")).write_text('{"index": 1}\n')
 
 
 CASES = {
@@ -285,7 +286,7 @@ CASES = {
     invalid_levels: ["invalid", "12 of 12 requests failed"],
     without_requests: ["Throughput over concurrency", "Levels"],
     open_loop: ["Throughput over offered rate", "Time per output token by level"],
-    damaged: ["Not readable", "is not valid JSON", "does not read as Answer"],
+    damaged: ["is not valid JSON", "does not read as Answer", "a line that is no request", "Requests over time"],
 }
 
 

@@ -157,7 +157,7 @@ def test_throughput_shows_the_numbers_as_they_were_printed() -> None:
 def test_an_arm_keeps_its_colour_and_shape_in_charts_that_leave_others_out() -> None:
     known = shown.read_all([BASELINE, EAGLE])
     whole = charts.throughput(known, LIGHT)
-    ratio = charts.ratio(shown.between(known), list(shown.named(known).values()), LIGHT)
+    ratio = charts.ratio(shown.between(known), shown.treatments(known), LIGHT)
     assert whole is not None
     assert ratio is not None
 

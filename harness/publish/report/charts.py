@@ -59,16 +59,16 @@ def pareto(shown: Sequence[Shown], palette: Palette) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def ratio(comparisons: Sequence[Comparison], every: Sequence[str], palette: Palette) -> Chart | None:
+def ratio(comparisons: Sequence[Comparison], names: Mapping[str, str], palette: Palette) -> Chart | None:
     """Treatment over base by level, with the interval of the ratio and the margin within which nothing is different.
 
     Args:
         comparisons: any, of one margin.
-        every: names of all arms, in the order in which other charts colour them.
+        names: of all arms, by what comparisons call them, in the order in which other charts colour them.
         palette: the colours.
     """
     found = [
-        _ratio_row(one, row, row.estimate)
+        _ratio_row(names.get(one.treatment, one.treatment), row, row.estimate)
         for one in comparisons
         for row in one.rows
         if row.estimate and row.verdict != "not comparable"
@@ -76,7 +76,7 @@ def ratio(comparisons: Sequence[Comparison], every: Sequence[str], palette: Pale
     rows = [row for row in found if row["at"] is not None]
     if not rows:
         return None
-    arms = Series.of([*every, *(row["arm"] for row in rows)], rows, palette)
+    arms = Series.of([*names.values(), *(row["arm"] for row in rows)], rows, palette)
     margin = comparisons[0].margin
     ends = [value for row in rows for value in (row["ratio"], row["low"], row["high"]) if value is not None]
     domain = (max(0.2, min(*ends, 1 - 2 * margin)) / 1.05, min(5.0, max(*ends, 1 + 2 * margin)) * 1.05)
@@ -289,10 +289,10 @@ def _latency(level: Level, metric: str) -> float | None:
     return 1 / tpot if tpot else None
 
 
-def _ratio_row(found: Comparison, row: Row, estimate: Estimate) -> dict[str, Any]:
+def _ratio_row(arm: str, row: Row, estimate: Estimate) -> dict[str, Any]:
     bounds = estimate.interval
     return {
-        "arm": found.treatment,
+        "arm": arm,
         "label": row.key if row.concurrency is None else f"C={row.concurrency}",
         "at": None if row.level.get("mode") == "serial" else row.concurrency,
         "ratio": digits(estimate.ratio),

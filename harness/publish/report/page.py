@@ -10,7 +10,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -23,13 +24,12 @@ from harness.files import digest, escape_control
 from harness.publish import tables
 from harness.publish.report import bundle, charts, findings, provenance, raw_charts, samples, shared
 from harness.publish.report.drawing import PAGE, Chart, Rows
-from harness.publish.report.samples import Budget
-from harness.publish.report.shown import Launch, Level, Shown, between, named, verdict_counts
+from harness.publish.report.samples import Budget, Sample
+from harness.publish.report.shown import FEW, Launch, Level, Shown, between, named, treatments, tried, verdict_counts
 from harness.stats.comparison import Comparison
 from harness.stats.level import MEASUREMENT
 
 _OPEN = 3  # runs whose sections are open from the start
-_LINES = 4  # so many runs are drawn over each other, more of them one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,7 @@ def _simulated(shown: Sequence[Shown]) -> str:
 
 
 def _section(identity: str, one: Shown, budget: Budget, texts: "_Once") -> Section:
+    taken, one = _sampled(one, budget)
     comparisons = one.answer.comparisons if one.answer else ()
     counts = [f"{count} {state}" for state, count in verdict_counts(one.levels()).items() if count]
     return Section(
@@ -140,7 +141,7 @@ def _section(identity: str, one: Shown, budget: Budget, texts: "_Once") -> Secti
             "Is it fair?": findings.fairness(comparisons),
             "What next?": findings.next_steps(one, comparisons),
         },
-        figures=_figures(identity, one, comparisons, budget),
+        figures=_figures(identity, one, comparisons, taken),
         tables=[_launch_table(launch) for launch in one.launches if launch.levels],
         facts=provenance.facts(one),
         reproduce=provenance.reproduce(one),
@@ -150,6 +151,15 @@ def _section(identity: str, one: Shown, budget: Budget, texts: "_Once") -> Secti
         ],
         summary=f"{one.state}; levels: {', '.join(counts) or 'none'}",
     )
+
+
+def _sampled(one: Shown, budget: Budget) -> tuple[list[Sample], Shown]:
+    """The raw data of a run's levels, and the run with what of that could not be read among its troubles."""
+    if (run := one.run) is None:
+        return [], one
+    troubles = list(one.troubles)
+    taken = [tried(partial(samples.take, run, level, budget), None, troubles) for level in one.levels()]
+    return [sample for sample in taken if sample], replace(one, troubles=tuple(troubles))
 
 
 class _Once:
@@ -170,14 +180,13 @@ class _Once:
 # Figures
 
 
-def _figures(identity: str, one: Shown, comparisons: Sequence[Comparison], budget: Budget) -> list[Figure]:
-    run, names = one.run, named([one])
-    taken = [samples.take(run, level, budget) for level in one.levels()] if run else []
+def _figures(identity: str, one: Shown, comparisons: Sequence[Comparison], taken: Sequence[Sample]) -> list[Figure]:
+    names = named([one])
     load = "Throughput over concurrency"
     found = [
         _figure(f"{identity}-throughput", load, [charts.throughput([one], PAGE)]),
         _figure(f"{identity}-rate", "Throughput over offered rate", [charts.throughput([one], PAGE, open_loop=True)]),
-        _figure(f"{identity}-ratio", "Treatment over base", [charts.ratio(comparisons, one.arms, PAGE)]),
+        _figure(f"{identity}-ratio", "Treatment over base", [charts.ratio(comparisons, treatments([one]), PAGE)]),
         _figure(
             f"{identity}-pareto", "Latency over throughput", charts.pareto([one], PAGE), "latency", lead=charts.PARETO
         ),
@@ -204,13 +213,12 @@ def _overview(shown: Sequence[Shown], across: Sequence[Comparison]) -> list[Figu
     """What is drawn of several runs together."""
     if len(shown) < 2:
         return []
-    if len(shown) > _LINES:
+    if len(shown) > FEW:
         found = [_figure("all-course", "Throughput run by run", charts.course(shown, PAGE), "level", wide=True)]
     else:
-        every = list(named(shown).values())
         found = [
             _figure("all-throughput", "Throughput over concurrency, all runs", [charts.throughput(shown, PAGE)]),
-            _figure("all-ratio", "Later runs over the first", [charts.ratio(across, every, PAGE)]),
+            _figure("all-ratio", "Later runs over the first", [charts.ratio(across, treatments(shown), PAGE)]),
             _figure(
                 "all-pareto",
                 "Latency over throughput, all runs",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.load.records import RequestRecord
-from harness.publish.report.shown import Level
+from harness.publish.report.shown import Level, requests_of
 from harness.run import logs
 from harness.run.logs import LogLine
 from harness.run.store import Run
@@ -99,8 +99,12 @@ class Sample:
 
 
 def take(run: Run, level: Level, budget: Budget) -> Sample:
-    """Read one level's requests and its part of the logs."""
-    records = list(run.requests(level.launch, str(level.cell.level["name"])))
+    """Read one level's requests and its part of the logs.
+
+    Raises:
+        InputError: the requests are damaged.
+    """
+    records = requests_of(run, level.launch, str(level.cell.level["name"]))
     return Sample(level, _values(records), budget.dots, _timeline(run, level, records, budget))
 
 

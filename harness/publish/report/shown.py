@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.errors import Fault, HarnessError, InputError
+from harness.load.records import RequestRecord
 from harness.recipe import references
 from harness.recipe.plan import Plan, PlannedLaunch
 from harness.recipe.references import Reference
@@ -23,7 +24,7 @@ from harness.stats.arms import Cell, cell_of
 from harness.stats.comparison import Comparison
 from harness.stats.level import LevelResult
 
-FEW = 6  # runs that are compared with each other: with more, a report is about their course
+FEW = 4  # runs that are compared and drawn over each other: of more, a report shows the course
 _START = len("2026-01-31T120000")  # of a run's id: usually enough to tell runs apart
 T = TypeVar("T")
 
@@ -170,18 +171,18 @@ def _run(path: Path) -> Shown:
     launches = tuple(_launch(run, planned, troubles) for planned in plan.launches)
     results = [level.result for launch in launches for level in launch.levels if level.result]
     nothing: Mapping[str, Any] = {}
-    facts = _tried(run.facts, nothing, troubles)
+    facts = tried(run.facts, nothing, troubles)
     return Shown(
         name=run.run_id,
         path=path,
         question=plan.question,
-        state=_tried(run.told_state, "not known", troubles),
+        state=tried(run.told_state, "not known", troubles),
         simulated=any(result.simulated for result in results) or any(_simulated(launch) for launch in launches),
         launches=launches,
         plan=plan,
-        answer=_tried(partial(answering.stored, run), None, troubles),
+        answer=tried(partial(answering.stored, run), None, troubles),
         facts=facts.get("before") or {},
-        record=_tried(run.state, nothing, troubles),
+        record=tried(run.state, nothing, troubles),
         troubles=tuple(troubles),
     )
 
@@ -191,15 +192,16 @@ def _launch(run: Run, planned: PlannedLaunch, troubles: list[str]) -> Launch:
     nothing: Mapping[str, Any] = {}
     for cell in planned.cells:
         name = cell.level.name
-        result = _tried(partial(run.level, planned.name, name), None, troubles)
+        result = tried(partial(run.level, planned.name, name), None, troubles)
         if result is not None:
             levels.append(Level(planned.name, planned.arm, cell_of(result), result))
         else:
-            missing[name] = _how_far(run, planned.name, name, cell.level.requests)
+            how_far = partial(_how_far, run, planned.name, name, cell.level.requests)
+            missing[name] = tried(how_far, "not readable", troubles)
     return Launch(
         name=planned.name,
         arm=planned.arm,
-        record=_tried(partial(run.launch, planned.name), nothing, troubles),
+        record=tried(partial(run.launch, planned.name), nothing, troubles),
         levels=tuple(levels),
         missing=missing,
     )
@@ -207,7 +209,7 @@ def _launch(run: Run, planned: PlannedLaunch, troubles: list[str]) -> Launch:
 
 def _how_far(run: Run, launch: str, level: str, requests: int | None) -> str:
     """What became of a level that is not finished."""
-    measured = [record for record in run.requests(launch, level) if record.phase == "measure"]
+    measured = [record for record in requests_of(run, launch, level) if record.phase == "measure"]
     records = [record for record in measured if record.reason != "stopped"]
     if not measured:
         return "not begun"
@@ -220,8 +222,8 @@ def _simulated(launch: Launch) -> bool:
     return bool(launch.record.get("simulated"))
 
 
-def _tried(read: Callable[[], T], otherwise: T, troubles: list[str]) -> T:
-    """What was read, or what stands for it where one file of a run is damaged."""
+def tried(read: Callable[[], T], otherwise: T, troubles: list[str]) -> T:
+    """What was read, or what stands for it where one file of a run is damaged; `troubles` gets the reason."""
     try:
         return read()
     except HarnessError as error:
@@ -236,6 +238,26 @@ def named(shown: Sequence[Shown]) -> dict[tuple[str, str], str]:
     starts = {one.name: one.name[:_START] for one in shown}
     short = starts if len(set(starts.values())) == len(starts) else {one.name: one.name for one in shown}
     return {(run, arm): arm if arms.count(arm) == 1 else f"{arm} ({short[run]})" for run, arm in pairs}
+
+
+def treatments(shown: Sequence[Shown]) -> dict[str, str]:
+    """The same names by what a comparison calls an arm: by its own name, or across runs with that of its run."""
+    names = named(shown)
+    apart = {f"{arm} ({run})": name for (run, arm), name in names.items()}
+    return {**apart, **{arm: name for (_, arm), name in names.items() if name == arm}}
+
+
+def requests_of(run: Run, launch: str, level: str) -> list[RequestRecord]:
+    """The stored requests of a level.
+
+    Raises:
+        InputError: a line is no request: the file was edited, or damaged.
+    """
+    try:
+        return list(run.requests(launch, level))
+    except (KeyError, TypeError, ValueError) as error:
+        place = run.level_folder(launch, level) / "requests.jsonl"
+        raise InputError(f"`{place}` holds a line that is no request: {error}") from error
 
 
 def verdict_counts(levels: Iterable[Level]) -> dict[str, int]:
