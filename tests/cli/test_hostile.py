@@ -79,7 +79,8 @@ def test_a_server_that_never_answers_can_be_stopped_waiting_for(workplace: Workp
     text = text[: text.index("arms:")] + text[text.index("workload:") :]
     process = workplace.start("run", workplace.recipe(text))
     wait_for(lambda: any(workplace.root.glob("runs/*/facts.json")), "the run to begin")
-    wait_for(lambda: "launch" in next(workplace.root.glob("runs/*/events.jsonl")).read_text(), "the launch")
+    events = "runs/*/events.jsonl"
+    wait_for(lambda: any("launch" in path.read_text() for path in workplace.root.glob(events)), "the launch")
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
