@@ -31,7 +31,7 @@ from harness.run import clients, needs, ranks, supervise
 from harness.run import facts as machine
 from harness.run.executors import local
 from harness.run.executors.slurm import queue
-from harness.run.executors.slurm.orders import NOT_SHARED, Report, Submission, SubmittedOrder
+from harness.run.executors.slurm.orders import ANOTHER_FOLDER, NOT_SHARED, Report, Submission, SubmittedOrder
 from harness.run.store import Run, now, open_run
 
 _HOLD_S = 60.0  # a twin that Slurm gave up, or the file system's word that it is dead, may take so long
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = Place.of(os.environ)
     if not _shared(arguments.run / "slurm" / arguments.submission / "token", arguments.token):
         sys.stderr.write(
-            f"error: `{arguments.run}` on {place.node} is not the folder that the job was submitted with\n\n"
+            f"error: `{arguments.run}` on {place.node} {ANOTHER_FOLDER}\n\n"
             "hint: put runs on a file system that all machines share: `--out DIR`\n"
         )
         return NOT_SHARED

@@ -382,6 +382,18 @@ def test_an_agent_that_could_not_say_why_is_spoken_for_by_slurm(
     assert "--resume" in str(error)
 
 
+def test_an_agent_that_saw_another_folder_is_told_as_a_folder_that_is_not_shared(
+    submitted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the log does lie on a shared file system, but the run does not: a cache, or an older copy."""
+    (submitted.path / "slurm/01/logs/0-0.log").write_text(f"error: `/runs/one` on n4 {orders.ANOTHER_FOLDER}\n")
+    answers(monkeypatch, "FAILED")
+    error, _ = followed(submitted)
+    assert isinstance(error, InputError)
+    assert "left nothing in the run folder" in error.message
+    assert "on a file system that all machines share?" in str(error.hint)
+
+
 def test_an_agents_own_error_keeps_its_kind(submitted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"exit_code": 3, "message": "environment `x` is not built here", "hint": "run `harness build x`"}
     say(submitted, state="failed", **said)

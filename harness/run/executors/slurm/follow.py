@@ -17,7 +17,7 @@ from harness.recipe.plan import Plan, PlannedLaunch
 from harness.recipe.site import Slurm
 from harness.run import facts as machine
 from harness.run.executors.slurm import queue, submit
-from harness.run.executors.slurm.orders import Job, Report, StoredPiece, Submission
+from harness.run.executors.slurm.orders import ANOTHER_FOLDER, Job, Report, StoredPiece, Submission
 from harness.run.executors.slurm.queue import Seen
 from harness.run.executors.slurm.states import Phase, hopeless, phase
 from harness.run.store import Run, now
@@ -312,10 +312,12 @@ def _silent(task: Task, state: str) -> HarnessError:
         return Interrupted(f"job {task.name} was cancelled before it began", hint=_RESUME)
     nodes = task.seen.nodes if task.seen else ""
     ended = f"job {task.name} ended as {state}{f' on {nodes}' if nodes else ''}"
-    if said := _tail(task.log):
+    said = _tail(task.log)
+    if said and not any(ANOTHER_FOLDER in line for line in said):
         return ServerError(f"{ended} before its agent could say why", details=said, hint=_RESUME)
     return InputError(
         f"{ended}, and left nothing in the run folder",
+        details=said,
         hint=f"is `{task.submission.run.path}` on a file system that all machines share? `--out DIR` puts it elsewhere",
     )
 

@@ -23,6 +23,7 @@ from harness.run.store import Run, read_stored
 from harness.stats.level import Stored
 
 FOLDER = "slurm"
+ANOTHER_FOLDER = "is not the folder that the job was submitted with"  # what such an agent prints
 NOT_SHARED = 78  # exit code of an agent that does not see the run folder: it cannot say so in there
 _PRIVATE = 0o600
 
