@@ -94,7 +94,7 @@ class QueuedJob:
     over: str | None
 
     def __str__(self) -> str:
-        why = f"cancelled, because {self.over}" if self.over else f"goes on: `harness follow {self.run}`"
+        why = f"needed by nobody, {self.over}" if self.over else f"goes on, `harness follow {self.run}`"
         return f"job {self.job_id} ({self.state}) of `{safe(self.run)}`: {why}"
 
     def to_json(self) -> dict[str, str | None]:
