@@ -142,6 +142,8 @@ def run_recipe(arguments: argparse.Namespace) -> int:
     site = load_site(arguments.site)
     if arguments.on == "slurm":
         return cluster.run_recipe(arguments, site)
+    if arguments.detach or arguments.cancel_hopeless:
+        raise InputError("`--detach` and `--cancel-hopeless` are about jobs", hint="they go with `--on slurm`")
 
     def check(plan: "Plan") -> None:
         for trouble in needs.before(plan, site, arguments.out, wait_s=_seconds(arguments.wait_free)):
