@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import report_runs
-from conftest import Opened
+from opened_page import Opened
 
 from harness.publish.report import write_report
 
@@ -161,7 +161,7 @@ def test_the_skip_link_leads_to_the_answer(report: Path, visit: Visit) -> None:
 def test_commands_are_copied_as_they_stand(report: Path, recorded: Path, visit: Visit) -> None:
     opened = visit(report, permissions=["clipboard-read", "clipboard-write"])
     opened.page.locator("[data-copy=run-1-reproduce]").click()
-    assert opened.page.locator("[data-copy=run-1-reproduce]").inner_text() == "Copied"
+    opened.page.locator("[data-copy=run-1-reproduce]", has_text="Copied").wait_for()
     plan = json.loads((recorded / "plan.json").read_text())
     assert (
         opened.page.evaluate("navigator.clipboard.readText()").splitlines()[-1] == f"harness run {plan['recipe_path']}"
