@@ -42,14 +42,14 @@ def throughput(shown: Sequence[Shown], palette: Palette, *, open_loop: bool = Fa
         shown,
         palette,
         lambda level: level.cell.values.get(PRIMARY),
-        _Axis("output tokens / s", ".1f", "tok/s", origin=0.0),
+        _Axis("output tokens / s", "tok/s", origin=0.0),
         open_loop=open_loop,
     )
 
 
 def acceptance(shown: Sequence[Shown], palette: Palette) -> Chart | None:
     """Tokens a verify step yields over concurrency, for arms that speculate."""
-    axis = _Axis("tokens per verify step", ".2f", "tokens per step", origin=1.0)
+    axis = _Axis("tokens per verify step", "tokens per step", origin=1.0)
     return _over_load(shown, palette, lambda level: level.acceptance, axis)
 
 
@@ -131,10 +131,9 @@ def course(shown: Sequence[Shown], palette: Palette) -> list[Chart]:
 
 
 class _Axis(NamedTuple):
-    """A value axis: its title, the format of numbers, the unit as a table's head names it."""
+    """A value axis: its title, the unit as a table's head names it, and where it begins."""
 
     title: str
-    digits: str
     unit: str
     origin: float
 
