@@ -46,7 +46,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test that needs no slow engine, with a few faults of each kind."""
     install(session, "tests", "docs")
-    install_debian(session, "buildah", "chromium", "debootstrap", "slurmctld", "munged")
+    install_debian(session, "buildah", "chromium", "debootstrap", "slurmctld", "munged", "zsh")
     session.run("python", "-m", "pytest", "-m", "not real and not gpu and not faults", *session.posargs)
 
 

@@ -19,7 +19,7 @@ class Watched(Reader):
     """A reader without a server: pieces are handed to it, and what it concludes is noted."""
 
     def __init__(self) -> None:
-        self.spool, self.kept, self.ends = io.BytesIO(), 0, list[Any]()
+        self.spool, self.kept, self.answers, self.ends = io.BytesIO(), 0, None, list[Any]()
         self.slot = Slot(0)
         self.slot.state = "waiting"
 
