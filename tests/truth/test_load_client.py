@@ -243,7 +243,8 @@ def test_a_duration_ends_a_level_and_wrapped_requests_are_reported(truth):
 def test_an_open_loop_sends_on_a_schedule_that_does_not_drift(truth):
     load = Load(mode="open", concurrency=None, rate=50, burstiness=None, requests=20, processes=2)
     trace = run_level(local(truth.port), load, prepared(20))
-    assert [record.scheduled_s for record in trace.records] == [pytest.approx(index / 50) for index in range(20)]
+    due = sorted(record.scheduled_s for record in trace.records)  # one of two processes may be kept off its core
+    assert due == [pytest.approx(index / 50) for index in range(20)]
     assert all(record.sent_s >= record.scheduled_s for record in trace.records)
     assert all(record.queued_s is None for record in trace.records)
 
