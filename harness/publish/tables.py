@@ -228,7 +228,7 @@ def _labels(comparison: Comparison) -> str:
 
 def _verdict(row: Row) -> str:
     if row.verdict == "unresolved" and row.more_launches:
-        return f"unresolved ({row.more_launches} more launches)"
+        return f"unresolved ({row.more_launches} more launch{'es' if row.more_launches > 1 else ''})"
     return row.verdict
 
 

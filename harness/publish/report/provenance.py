@@ -10,6 +10,7 @@ from harness.env.locked import Lock
 from harness.errors import HarnessError
 from harness.publish.report.shown import Shown
 from harness.recipe.plan import Plan, PlannedArm, PlannedModel
+from harness.run import inputs
 from harness.stats.fairness import flatten
 
 
@@ -33,7 +34,7 @@ def facts(one: Shown) -> list[Fact]:
         reference = one.published
         found = reference.model_dump(exclude={"levels"}, exclude_none=True) if reference else {}
         return [Fact(name, str(value)) for name, value in found.items()]
-    return [*_run(one, one.plan), *_machine(one.facts or {}), *_arms(one.plan)]
+    return [*_run(one, one.plan), *_machine(one.facts or {}), *_arms(one, one.plan)]
 
 
 def reproduce(one: Shown) -> str:
@@ -109,13 +110,13 @@ def _machine(known: Mapping[str, Any]) -> Iterator[Fact]:
         yield Fact("system", f"{system.get('kernel')}, {system.get('distribution')}")
 
 
-def _arms(plan: Plan) -> Iterator[Fact]:
+def _arms(one: Shown, plan: Plan) -> Iterator[Fact]:
     """What each arm was; what all arms share, once."""
     for name, arm in plan.arms.items():
         yield Fact(f"arm {name}", _engine(arm))
     shared: dict[Fact, list[str]] = {}
     for name, arm in plan.arms.items():
-        for fact in _inputs(arm):
+        for fact in _inputs(one, arm):
             shared.setdefault(fact, []).append(name)
     for fact, names in shared.items():
         whose = "" if len(names) == len(plan.arms) else f" of {', '.join(names)}"
@@ -129,10 +130,10 @@ def _engine(arm: PlannedArm) -> str:
     return f"{arm.engine}{where}{f' ({settings})' if settings else ''}{expects}"
 
 
-def _inputs(arm: PlannedArm) -> Iterator[Fact]:
+def _inputs(one: Shown, arm: PlannedArm) -> Iterator[Fact]:
     if arm.env:
         yield Fact("environment", f"{arm.env}, env_id {arm.env_id}")
-        yield Fact("patches", _patches(arm.env, str(arm.env_id)))
+        yield Fact("patches", _patches(one, arm.env, str(arm.env_id)))
     if arm.model:
         yield Fact("model", _model(arm.model))
     work = arm.workload
@@ -146,18 +147,19 @@ def _model(model: PlannedModel) -> str:
     return ", ".join(part for part in (model.name, where, sha256, digests) if part)
 
 
-def _patches(env: str, env_id: str) -> str:
-    locked = _lock(env, env_id)
+def _patches(one: Shown, env: str, env_id: str) -> str:
+    locked = _lock(one, env, env_id)
     if locked is None:
         return "not known here: the lock with this env_id is not at hand"
     found = [f"{patch.name} (sha256 {patch.sha256[:16]}, {len(patch.targets)} files)" for patch in locked.patches]
     return "; ".join(found) or "none"
 
 
-def _lock(env: str, env_id: str) -> Lock | None:
+def _lock(one: Shown, env: str, env_id: str) -> Lock | None:
     """The lock that an environment was built from, known by its digest: another one says nothing about this run."""
+    copy = inputs.lock(one.run, env) if one.run else None
     try:
-        found = lock.read(places.lock_path(env))
+        found = lock.read(copy or places.lock_path(env))
     except HarnessError:
         return None
     return found if found.env_id == env_id else None
