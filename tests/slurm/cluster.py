@@ -146,6 +146,7 @@ class Cluster:
         for node in NODES:
             if node not in self.daemons:
                 self.start_node(node)
+                self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
         self._until(lambda: not self.queue().strip() and self.idle() == len(NODES), "an empty cluster", 90)
 
     def stop(self) -> None:

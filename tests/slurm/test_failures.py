@@ -110,6 +110,8 @@ def _crash(cluster: Cluster, node: str) -> None:
             if any(word.endswith("/reaper.py") for word in child.cmdline()):
                 child.kill()
     cluster.kill_node(node)
+    # As a site's health check would: Slurm itself takes half a minute to be sure.
+    cluster.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=fell over")
 
 
 def test_a_job_that_slurm_starts_again_repeats_no_finished_level(place: Site, wait_for: Wait) -> None:
