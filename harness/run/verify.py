@@ -9,6 +9,7 @@ could not be checked is named.
 import datetime
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -455,8 +456,19 @@ def shown(found: Verification) -> Iterator[str]:
     yield found.sentence
     for one in found.differences:
         yield f"  differs  {one}"
-    for text in found.unchecked:
-        yield f"  not checked  {text}"
+    for text, cells in _alike(found.unchecked).items():
+        more = f" ({', '.join(cells[:2])} and {len(cells) - 2} more)" if len(cells) > 2 else f" ({', '.join(cells)})"
+        yield f"  not checked  {text}{more if cells else ''}"
+
+
+def _alike(texts: Sequence[str]) -> dict[str, list[str]]:
+    """What could not be checked, and at which levels: a reason that many levels share is said once."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        cell, colon, why = text.partition(": ")
+        named = bool(colon) and re.fullmatch(r"\S+ \S+", cell) is not None
+        found.setdefault(why if named else text, []).extend([cell] if named else [])
+    return found
 
 
 def _shown(value: Any) -> str:
