@@ -123,8 +123,8 @@ def fill_disk(name: str) -> None:
         return handle, path
 
     if name == "spool0":
-        job = client._Level._job
-        client._Level._job = lambda level, *rest: {**job(level, *rest), "spool": "/dev/full"}
+        job = client.Level._job
+        client.Level._job = lambda level, *rest: {**job(level, *rest), "spool": "/dev/full"}
     elif name == "requests.jsonl":
         sweep.append_line = lambda _, line: append(Path("/dev/full"), line)
     else:
