@@ -8,7 +8,7 @@ whose verdicts are opposite, so the guarantee for the whole table covers it, and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
@@ -125,7 +125,7 @@ def find(claims: Sequence[Claim], curve: Curve, *, base: str, treatment: str, co
         return _without_intervals(known, base, treatment)
     crossings = tuple(_crossing(one, other, curve, (base, treatment), confidence) for one, other in _opposites(known))
     state: State = "crossover" if crossings else _everywhere(known)
-    sentence = _sentence(known, crossings, base, treatment)
+    sentence = _sentence(known, crossings, _words(base, treatment), whole=len(known) == len(claims))
     return Crossover(state=state, sentence=sentence, crossings=crossings, unresolved=_unresolved(known))
 
 
@@ -188,55 +188,78 @@ def _everywhere(claims: Sequence[Claim]) -> State:
     return "equivalent everywhere" if verdicts == {"equivalent"} else "not resolved"
 
 
-def _sentence(claims: Sequence[Claim], crossings: Sequence[Crossing], base: str, treatment: str) -> str:
-    """The zones of equal verdict, in words; a crossing replaces the zones that it separates."""
+def _sentence(claims: Sequence[Claim], crossings: Sequence[Crossing], words: Mapping[str, str], *, whole: bool) -> str:
+    """The zones of equal verdict, in words; a crossing replaces the zones that it separates.
+
+    Zones that rest on one launch an arm, beside others that have intervals, say so.
+    """
     if len(crossings) == 1 and _clean(claims):
         crossing = crossings[0]
         return f"`{crossing.below}` better below {_bounds(crossing)}, `{crossing.above}` above"
-    words = {
-        "better": f"`{treatment}` better",
-        "worse": f"`{base}` better",
-        "equivalent": "equivalent",
-        "unresolved": "not resolved",
-    }
-    zones = [(verdict, list(zone)) for verdict, zone in groupby(claims, key=lambda claim: claim.verdict)]
-    if len(zones) == 1:
+    zones = [part for zone in _zones(claims) for part in _by_interval(zone)]
+    if len(zones) == 1 and len(zones[0][1]) > 1:
         [(verdict, zone)] = zones
-        if len(zone) == 1:
-            return f"{words[verdict]} {_where(zone)}"
-        place = "any level" if verdict == "unresolved" else "every level"
-        return f"{words[verdict]} at {place} {_range(zone)}"
-    parts = [f"{words[verdict]} {_where(zone)}" for verdict, zone in zones]
+        which = "any" if verdict == "unresolved" else "every"
+        return f"{words[verdict]} at {which} {'' if whole else 'comparable '}level {_range(zone)}"
+    parts = [f"{words[verdict]} {_where(zone)}{_rests(zone)}" for verdict, zone in zones]
     parts += [f"the sign changes at {_bounds(crossing)}" for crossing in crossings]
     return "; ".join(parts)
 
 
+def _by_interval(zone: tuple[str, list[Claim]]) -> list[tuple[str, list[Claim]]]:
+    """A zone in parts with an interval and without; what is not resolved stays one."""
+    verdict, claims = zone
+    if verdict == "unresolved":
+        return [zone]
+    return [(verdict, list(part)) for _, part in groupby(claims, key=lambda claim: claim.interval)]
+
+
+def _rests(zone: Sequence[Claim]) -> str:
+    return "" if zone[0].interval or zone[0].verdict == "unresolved" else " by point estimate"
+
+
 def _clean(claims: Sequence[Claim]) -> bool:
-    """Whether the levels fall into one zone, an undecided gap at most, and the opposite zone."""
+    """Whether the levels fall into one zone, an undecided gap at most, and the opposite zone, all with intervals."""
+    if any(_rests([claim]) for claim in claims):
+        return False
     verdicts = [verdict for verdict, _ in groupby(claims, key=lambda claim: claim.verdict)]
     decided = [verdict for verdict in verdicts if verdict in {"better", "worse"}]
     return len(decided) == 2 and verdicts[0] in {"better", "worse"} and verdicts[-1] in {"better", "worse"}
 
 
 def _without_intervals(claims: Sequence[Claim], base: str, treatment: str) -> Crossover:
-    """What point estimates alone can say; they claim a side, never an interval."""
-    names = {"base": f"`{base}` better", "treatment": f"`{treatment}` better", "even": "even"}
+    """What point estimates alone can say: a side where the row claims one, never an interval."""
     limit = "1 launch an arm, so no interval is possible"
-    zones = [(side, list(zone)) for side, zone in groupby(claims, key=lambda claim: claim.direction or "even")]
-    unresolved = _unresolved(claims)
+    zones = _zones(claims)
     if len(zones) == 1:
-        [(side, zone)] = zones
-        sentence = f"{names[side]} at every shared level {_range(zone)} by point estimate, no crossover seen; {limit}"
-        return Crossover(state=_everywhere(claims), sentence=sentence, unresolved=unresolved)
-    parts = [f"{names[side]} {_where(zone)}" for side, zone in zones]
-    return Crossover(
-        state="not resolved", sentence="; ".join(parts) + f" by point estimate; {limit}", unresolved=unresolved
-    )
+        [(verdict, zone)] = zones
+        which, seen = ("any", "") if verdict == "unresolved" else ("every", " by point estimate, no crossover seen")
+        sentence = f"{_words(base, treatment)[verdict]} at {which} shared level {_range(zone)}{seen}"
+    else:
+        parts = [f"{_words(base, treatment)[verdict]} {_where(zone)}" for verdict, zone in zones]
+        last = max(place for place, (verdict, _) in enumerate(zones) if verdict != "unresolved")
+        parts[last] += " by point estimate"
+        sentence = "; ".join(parts)
+    return Crossover(state=_everywhere(claims), sentence=f"{sentence}; {limit}", unresolved=_unresolved(claims))
+
+
+def _words(base: str, treatment: str) -> dict[str, str]:
+    """Verdicts on the treatment, as a sentence says them."""
+    return {
+        "better": f"`{treatment}` better",
+        "worse": f"`{base}` better",
+        "equivalent": "equivalent",
+        "unresolved": "not resolved",
+    }
+
+
+def _zones(claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:
+    """Neighbouring levels of one verdict."""
+    return [(verdict, list(zone)) for verdict, zone in groupby(claims, key=lambda claim: claim.verdict)]
 
 
 def _unresolved(claims: Sequence[Claim]) -> tuple[tuple[str, str], ...]:
-    zones = [(verdict, list(zone)) for verdict, zone in groupby(claims, key=lambda claim: claim.verdict)]
-    return tuple((zone[0].label, zone[-1].label) for verdict, zone in zones if verdict == "unresolved")
+    return tuple((zone[0].label, zone[-1].label) for verdict, zone in _zones(claims) if verdict == "unresolved")
 
 
 def _bounds(crossing: Crossing) -> str:

@@ -1,7 +1,9 @@
 """From verdicts to a decision: at which concurrencies the treatment should be on, and how to tell the engine so.
 
 Only what the comparison claims is used: a treatment is on where it is better, and off everywhere else, also where
-nothing is resolved. Between two levels the switch is at the lower end of the crossover's interval.
+nothing is resolved. It is turned on nowhere while the servers' effective configurations are not known, and not
+everywhere while a level could not be compared. Between two levels the switch is at the lower end of the crossover's
+interval.
 """
 
 import json
@@ -21,21 +23,33 @@ def decide(comparison: Comparison, plan: Mapping[str, Any] | None = None) -> Pol
         comparison: speculation (treatment) against none (base).
         plan: the treatment's plan, flattened; where it speculates, the policy is also given as its engine's lever.
     """
-    rows = [
-        row
-        for row in comparison.rows
-        if row.concurrency and row.level.get("mode") != "serial" and row.verdict != "not comparable"
-    ]
-    on = _ranges(comparison, rows)
+    levels = [row for row in comparison.rows if row.level.get("mode") != "serial"]
+    numbered = [row for row in levels if row.concurrency]
+    rows = [row for row in numbered if row.verdict != "not comparable"]
+    on = _ranges(comparison, numbered)
     decision = _decision(rows, on)
+    if decision.startswith("go") and (doubts := _doubts(comparison, levels if decision == "go" else rows)):
+        decision, on = "undecided", ()
+        why = f"nothing is decided while {' and '.join(doubts)}; {comparison.crossover.sentence}"
+    else:
+        why = comparison.summary if decision == "undecided" else comparison.crossover.sentence
     return Policy(
         treatment=comparison.treatment,
         decision=decision,
         on=on,
-        sentence=_sentence(comparison, rows, decision, on),
+        sentence=_sentence(comparison.treatment, decision, on, why),
         levers=_levers(on, rows, plan or {}),
         simulated=comparison.simulated,
     )
+
+
+def _doubts(comparison: Comparison, levels: Sequence[Row]) -> list[str]:
+    """What must be known before a treatment is turned on at all of some levels."""
+    out = [f"C={row.concurrency}" if row.concurrency else row.key for row in levels if row.verdict == "not comparable"]
+    doubts = [f"{', '.join(out)} cannot be compared"] if out else []
+    if "effective" not in comparison.fairness.checked:
+        doubts.append("the effective configuration is not known for both arms")
+    return doubts
 
 
 def better_arm(base: Arm, treatment: Arm, comparison: Comparison) -> Arm:
@@ -79,7 +93,10 @@ def kept_promise(adaptive: Comparison, margin: float) -> tuple[Reason, ...]:
 
 
 def _ranges(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[int, int], ...]:
-    """Runs of levels where the treatment is better, stretched to the certain side of a crossover next to them."""
+    """Runs of levels where the treatment is better, stretched to the certain side of a crossover next to them.
+
+    A level between them that could not be compared ends a run.
+    """
     ranges: list[list[int]] = []
     previous: Row | None = None
     for row in rows:
@@ -108,15 +125,13 @@ def _decision(rows: Sequence[Row], on: Sequence[tuple[int, int]]) -> Literal["go
     return "no-go" if rows and verdicts <= {"worse", "equivalent"} else "undecided"
 
 
-def _sentence(comparison: Comparison, rows: Sequence[Row], decision: str, on: Sequence[tuple[int, int]]) -> str:
-    name = comparison.treatment
+def _sentence(name: str, decision: str, on: Sequence[tuple[int, int]], why: str) -> str:
     spans = " and ".join(f"{first}..{last}" if first != last else f"{first}" for first, last in on)
-    why = comparison.crossover.sentence
     return {
         "go": f"go: turn `{name}` on; {why}",
         "go in range": f"go in range: turn `{name}` on at concurrency {spans} and off elsewhere; {why}",
         "no-go": f"no-go: leave `{name}` off; {why}",
-        "undecided": f"undecided: leave `{name}` off until more is known; {comparison.summary}",
+        "undecided": f"undecided: leave `{name}` off until more is known; {why}",
     }[decision]
 
 

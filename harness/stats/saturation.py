@@ -1,12 +1,12 @@
 """Where an arm stops gaining from more load: the knee, the plateau, and when to stop a sweep."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.stats.arms import PRIMARY, Arm
+from harness.stats.arms import PRIMARY, Arm, Cell, Launch, order
 from harness.stats.intervals import Interval, interval, paired
 from harness.stats.level import Stored
 
@@ -29,13 +29,16 @@ class Knee(Stored):
 
 
 class Saturation(Stored):
-    """Both arms' plateaus: knees where there is a sweep, and the ratio of the best throughputs, base over treatment."""
+    """Both arms' plateaus: knees where there is a sweep, and the ratio of the best throughputs, base over treatment.
+
+    The throughputs and their ratio are over levels that both arms have, and None where that says nothing of a peak.
+    """
 
     base: Knee | None
     treatment: Knee | None
-    base_tok_s: float
-    treatment_tok_s: float
-    ratio: float
+    base_tok_s: float | None = None
+    treatment_tok_s: float | None = None
+    ratio: float | None = None
     interval: Interval | None = None
     sentence: str
 
@@ -74,20 +77,24 @@ def knee(arm: Arm, share: float = 0.05, confidence: float = 0.95) -> Knee | None
 
 
 def saturation(base: Arm, treatment: Arm, confidence: float = 0.95) -> Saturation | None:
-    """The plateaus of two arms: as published where a `saturation` row says so, else each launch's best level.
+    """The plateaus of two arms: as published where a `saturation` row says so, else the best of the shared levels.
 
+    A ladder that ends lower has a lower peak, so peaks are compared over levels of one loop that both arms have.
     None where either arm has no throughput at all.
     """
-    one, other = _plateaus(base), _plateaus(treatment)
-    if not one or not other:
+    arms, knees = (base, treatment), (knee(base, confidence=confidence), knee(treatment, confidence=confidence))
+    if not all(any(_usable(launch) for launch in arm.launches) for arm in arms):
         return None
+    ground = _ground(arms, knees)
+    if isinstance(ground, str):
+        return Saturation(base=knees[0], treatment=knees[1], sentence=f"peaks are not compared: {ground}")
+    one, other = (_peaks(arm, keys) for arm, keys in zip(arms, ground.keys, strict=True))
     shared = sorted(one.keys() & other.keys())
     logs = [math.log(one[block] / other[block]) for block in shared]
     bounds = interval(paired(logs), confidence) if len(logs) > 1 else None
-    left, right = (_geometric([arm[block] for block in shared or arm]) for arm in (one, other))
-    knees = [knee(arm, confidence=confidence) for arm in (base, treatment)]
+    left, right = (_geometric([peaks[block] for block in shared or peaks]) for peaks in (one, other))
     spread = f" [{math.exp(bounds.low):.2f}, {math.exp(bounds.high):.2f}]" if bounds else ", no interval"
-    parts = [_reached(arm, value, at) for arm, value, at in zip((base, treatment), (left, right), knees, strict=True)]
+    parts = [_reached(arm, value, at, ground.where) for arm, value, at in zip(arms, (left, right), knees, strict=True)]
     return Saturation(
         base=knees[0],
         treatment=knees[1],
@@ -99,12 +106,70 @@ def saturation(base: Arm, treatment: Arm, confidence: float = 0.95) -> Saturatio
     )
 
 
-def _reached(arm: Arm, value: float, at: Knee | None) -> str:
+class _Ground(NamedTuple):
+    """The levels, by key, over which each arm's peak is taken, and how that place is called."""
+
+    keys: tuple[Collection[str], Collection[str]]
+    where: str
+
+
+def _ground(arms: tuple[Arm, Arm], knees: tuple[Knee | None, Knee | None]) -> _Ground | str:
+    """What two peaks may be taken over, or why they are not to be compared."""
+    published = [_published(arm) for arm in arms]
+    if any(published):
+        # A published plateau has no level; beside it stands another one, or a sweep that shows its own.
+        for arm, known, found in zip(arms, published, knees, strict=True):
+            if not known and (found is None or found.beyond):
+                return f"`{arm.name}` has not shown its plateau"
+        one, other = (["saturation"] if _published(arm) else [f"c{at}" for at in _levels(arm)] for arm in arms)
+        return _Ground((one, other), "at its highest level")
+    left, right = (_ladder(arm) for arm in arms)
+    every = []
+    for loop in sorted(left.keys() & right.keys()):
+        shared = [key for key in left[loop].complete if key in right[loop].complete]
+        every += shared
+        if shared and left[loop].top == right[loop].top == shared[-1]:
+            return _Ground((shared, shared), "at its highest level")
+        if len(shared) > 1:
+            return _Ground((shared, shared), f"over the shared levels {_said(shared[0])} to {_said(shared[-1])}")
+    return f"the arms share only {' and '.join(map(_said, every))}" if every else "the arms share no level"
+
+
+class _Ladder(NamedTuple):
+    """The levels of one loop in the order of load: those that every launch has, and the highest of any."""
+
+    complete: tuple[str, ...]
+    top: str
+
+
+def _ladder(arm: Arm) -> dict[str, _Ladder]:
+    """An arm's ladders by loop (`closed`, `open`); a serial run is no step of one."""
+    launches = [cells for launch in arm.launches if (cells := _usable(launch))]
+    loops: dict[str, dict[str, Cell]] = {}
+    for cell in sorted((cell for cells in launches for cell in cells), key=lambda cell: order(cell.level)):
+        loop = str(cell.level.get("mode") or "closed")
+        if loop not in {"serial", "saturation"}:
+            loops.setdefault(loop, {})[cell.key] = cell
+    keys = [{cell.key for cell in cells} for cells in launches]
+    return {
+        loop: _Ladder(tuple(key for key in cells if all(key in launch for launch in keys)), [*cells][-1])
+        for loop, cells in loops.items()
+    }
+
+
+def _said(key: str) -> str:
+    return f"C={key[1:]}" if key.startswith("c") and key[1:].isdigit() else key
+
+
+def _published(arm: Arm) -> bool:
+    return any(cell.key == "saturation" for launch in arm.launches for cell in _usable(launch))
+
+
+def _reached(arm: Arm, value: float, at: Knee | None, where: str) -> str:
     """How an arm's plateau is said; a sweep that still climbs at its end has not shown one."""
-    published = any(launch.cell("saturation") for launch in arm.launches)
-    if published or (at is not None and not at.beyond):
+    if _published(arm) or (at is not None and not at.beyond and value >= (1 - at.share) * at.best_tok_s):
         return f"`{arm.name}` saturates at {value:.0f} tok/s"
-    return f"`{arm.name}` reaches {value:.0f} tok/s at its highest level"
+    return f"`{arm.name}` reaches {value:.0f} tok/s {where}"
 
 
 def _geometric(values: Sequence[float]) -> float:
@@ -212,13 +277,16 @@ def _bounds(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", confidence: 
     return (bounds.low, bounds.high) if bounds else (-math.inf, math.inf)
 
 
-def _plateaus(arm: Arm) -> dict[int, float]:
-    """Each block's plateau, in tok/s."""
-    plateaus: dict[int, float] = {}
+def _usable(launch: Launch) -> list[Cell]:
+    """A launch's cells with a throughput that may be compared."""
+    return [cell for cell in launch.cells if cell.usable and cell.values.get(PRIMARY)]
+
+
+def _peaks(arm: Arm, keys: Collection[str]) -> dict[int, float]:
+    """Each block's best over some levels, in tok/s."""
+    peaks: dict[int, float] = {}
     for launch in arm.launches:
-        published = launch.cell("saturation")
-        cells = [published] if published is not None else [cell for cell in launch.cells if cell.usable]
-        values = [value for cell in cells if (value := cell.values.get(PRIMARY))]
+        values = [cell.values[PRIMARY] for cell in _usable(launch) if cell.key in keys]
         if values:
-            plateaus[launch.block] = max([*values, plateaus.get(launch.block, 0.0)])
-    return plateaus
+            peaks[launch.block] = max([*values, peaks.get(launch.block, 0.0)])
+    return peaks

@@ -113,6 +113,38 @@ def test_one_launch_an_arm_gives_sides_and_no_interval():
     )
 
 
+LIMIT = "1 launch an arm, so no interval is possible"
+
+
+def test_a_level_of_one_launch_that_is_unresolved_is_on_no_side():
+    # Within 10 % of each other nothing is claimed: 8 is unresolved, though its estimate favours A.
+    base, treatment = arms({1: 100, 4: 100, 8: 100, 16: 100}, {1: 150, 4: 120, 8: 94, 16: 74})
+    found = compare(base, treatment).crossover
+    assert found.sentence == f"`B` better at 1..4; not resolved at 8; `A` better at 16 by point estimate; {LIMIT}"
+    assert (found.state, found.unresolved) == ("not resolved", (("8", "8"),))
+
+
+def test_point_estimates_are_named_only_where_a_side_is_claimed():
+    base, treatment = arms({1: 100, 8: 100}, {1: 60, 8: 108})
+    assert compare(base, treatment).summary == f"`A` better at 1 by point estimate; not resolved at 8; {LIMIT}"
+    base, treatment = arms({1: 100, 8: 100}, {1: 94, 8: 107})
+    assert compare(base, treatment).summary == f"not resolved at any shared level 1..8; {LIMIT}"
+
+
+def test_a_side_that_rests_on_one_launch_beside_intervals_says_so():
+    # C=8 is in one launch of the treatment only: 150 against 100 exceeds 10 %, without an interval.
+    base, treatment = arms({1: 100, 8: 100}, {1: 150, 8: 150}, WOBBLE)
+    short = tuple(Launch(launch.launch, launch.block, launch.cells[:1]) for launch in treatment.launches[1:])
+    base = Arm("A", (base.launches[0], *(Launch(one.launch, one.block, one.cells[:1]) for one in base.launches[1:])))
+    found = compare(base, Arm("B", (treatment.launches[0], *short))).crossover
+    assert found.sentence == "`B` better at 1; `B` better at 8 by point estimate"
+
+
+def test_every_level_means_every_one_that_can_be_compared():
+    base, treatment = arms({1: 100, 8: 100, 64: 100}, {1: 150, 8: 150}, WOBBLE)
+    assert compare(base, treatment).crossover.sentence == "`B` better at every comparable level 1..8"
+
+
 def test_an_aa_run_gives_one_launch_a_crossover_with_an_interval():
     base, treatment = arms({4: 100, 16: 100}, {4: 120, 16: 80})
     floor = NoiseFloor(spread=0.01, freedom=6, largest=0.02, source="aa")

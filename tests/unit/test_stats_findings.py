@@ -21,12 +21,13 @@ from harness.stats.slices import throughput
 from harness.stats.speculation import acceptance, explain
 
 
-def arm(name, *launches, plan=None, simulated=False):
+def arm(name, *launches, plan=None, simulated=False, effective=None):
     """An arm whose launches are `{concurrency or key: tok/s}`."""
+    known = {"kv_cache_dtype": "auto"} if effective is None else effective
     return Arm(
         name,
         tuple(
-            Launch(f"{block:02}-{name}", block, tuple(cell(level, value) for level, value in values.items()))
+            Launch(f"{block:02}-{name}", block, tuple(cell(level, value) for level, value in values.items()), known)
             for block, values in enumerate(launches)
         ),
         plan or {},
@@ -37,6 +38,8 @@ def arm(name, *launches, plan=None, simulated=False):
 def cell(level, value):
     if isinstance(level, int):
         return Cell(f"c{level}", {"mode": "closed", "concurrency": level}, {"output_tok_s": value})
+    if level.startswith("r"):
+        return Cell(level, {"mode": "open", "rate": float(level[1:])}, {"output_tok_s": value})
     return Cell(level, {"mode": level}, {"output_tok_s": value})
 
 
@@ -228,6 +231,46 @@ def test_a_sweep_that_still_climbs_has_not_shown_its_plateau():
     assert sentence.startswith("`a` reaches 20 tok/s at its highest level")
 
 
+def test_an_arm_of_one_level_has_no_peak_to_set_against_a_sweeps():
+    found = saturation(arm("mine", {1: 227.0}), arm("baseline (first)", {1: 230.0, 4: 900.0, 16: 1909.0}))
+    assert (found.ratio, found.base_tok_s, found.treatment_tok_s, found.interval) == (None, None, None, None)
+    assert found.sentence == "peaks are not compared: the arms share only C=1"
+
+
+def test_closed_and_open_loops_share_no_level_and_have_no_ratio_of_peaks():
+    found = saturation(arm("closed", {1: 227.0, 16: 1909.0}), arm("open", {"r2": 100.0, "r16": 376.0}))
+    assert (found.ratio, found.sentence) == (None, "peaks are not compared: the arms share no level")
+
+
+def test_a_serial_run_is_not_part_of_a_peak():
+    found = saturation(arm("a", {"serial": 90.0, 1: 80.0}), arm("b", {"serial": 96.0, 1: 40.0}))
+    assert found.ratio == pytest.approx(2)  # 80 / 40
+
+
+def test_ladders_of_different_height_are_compared_over_the_levels_they_share():
+    low = arm("low", {1: 100.0, 4: 300.0, 16: 600.0})
+    high = arm("high", {1: 100.0, 4: 200.0, 16: 400.0, 64: 900.0})
+    found = saturation(low, high)
+    assert found.ratio == pytest.approx(1.5)  # 600 / 400, not 600 / 900
+    assert found.sentence == (
+        "`low` reaches 600 tok/s over the shared levels C=1 to C=16, `high` reaches 400 tok/s over the shared levels "
+        "C=1 to C=16: ratio 1.50, no interval"
+    )
+
+
+def test_a_level_that_one_launch_lacks_is_not_part_of_a_peak():
+    base = arm("a", {1: 100.0, 4: 200.0, 16: 400.0}, {1: 100.0, 4: 200.0})
+    found = saturation(base, arm("b", {1: 100.0, 4: 100.0, 16: 800.0}, {1: 100.0, 4: 100.0, 16: 800.0}))
+    assert found.ratio == pytest.approx(2)  # 200 / 100 at C=4
+
+
+def test_a_published_plateau_is_not_set_against_a_sweep_that_still_climbs():
+    published, flat, climbing = {"saturation": 780.0}, {1: 100.0, 4: 399.0, 16: 390.0}, {1: 100.0, 4: 200.0, 16: 390.0}
+    assert saturation(arm("a", published), arm("b", flat)).ratio == pytest.approx(780 / 399)
+    found = saturation(arm("a", published), arm("b", climbing))
+    assert (found.ratio, found.sentence) == (None, "peaks are not compared: `b` has not shown its plateau")
+
+
 def test_acceptance_without_accepted_tokens_is_tokens_over_verify_calls_then_requests_then_the_log():
     """SGLang counts verify calls and tokens; a release without that counter says `spec_verify_ct` or its log does."""
     counted = result(server={"drafts": 30.0, "generated_tokens": 60.0, "log": {"acceptance_length": 9.0}})
@@ -401,6 +444,30 @@ def test_one_verdict_everywhere_is_go_or_no_go(factor, decision):
         {level: value * factor * (1 + i / 1000) for level, value in table.items()} for i, table in enumerate(BASE)
     ]
     assert compare(arm("base", *BASE), arm("t", *treatment)).policy.decision == decision
+
+
+def test_no_go_ahead_while_levels_could_not_be_compared():
+    base, treatment = arm("base", {1: 100.0, 4: 100.0, 16: 100.0}), arm("t", {1: 150.0})
+    policy = compare(base, treatment).policy
+    assert (policy.decision, policy.on) == ("undecided", ())
+    assert policy.sentence == (
+        "undecided: leave `t` off until more is known; nothing is decided while C=4, C=16 cannot be compared; "
+        "`t` better at every shared level 1 by point estimate, no crossover seen; 1 launch an arm, so no interval is "
+        "possible"
+    )
+
+
+@pytest.mark.parametrize("treatment", [{1: 150.0, 4: 150.0}, {1: 150.0, 4: 50.0}], ids=["everywhere", "in range"])
+def test_no_go_ahead_while_fairness_is_unknown(treatment):
+    policy = compare(arm("base", {1: 100.0, 4: 100.0}), arm("t", treatment, effective={})).policy
+    assert (policy.decision, policy.on) == ("undecided", ())
+    assert "nothing is decided while the effective configuration is not known for both arms" in policy.sentence
+
+
+def test_a_range_does_not_reach_over_a_level_that_could_not_be_compared():
+    base = arm("base", {1: 100.0, 4: 100.0, 16: 100.0, 64: 100.0})
+    policy = compare(base, arm("t", {1: 150.0, 16: 150.0, 64: 50.0})).policy
+    assert (policy.decision, policy.on) == ("go in range", ((1, 1), (16, 16)))
 
 
 def test_nothing_resolved_is_undecided_and_off():
