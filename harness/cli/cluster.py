@@ -77,8 +77,12 @@ def follow_run(arguments: argparse.Namespace) -> int:
     from harness.cli import experiments
     from harness.recipe.site import load as load_site
     from harness.run import store
+    from harness.run.executors.slurm import orders
 
     run = store.open_run(arguments.folder)
+    if not orders.jobs(run):  # to conclude it all the same would publish it once more, over newer runs
+        hint = f"`harness show {run.path}` says what it found; `harness publish {run.path}` fills documents from it"
+        raise InputError(f"this run has no Slurm jobs: `{run.path}`", hint=hint)
     plan = run.plan()
     troubles = _followed(arguments, run, plan, load_site(arguments.site), cancel=False)
     return experiments.conclude(arguments, run, experiments.project_folder(), troubles)

@@ -112,13 +112,13 @@ def begin(arguments: argparse.Namespace, site: "Site", check: "Callable[[Plan], 
     _refuse(plan, expanded)
     earlier = _earlier(arguments, plan)
     found = fates(plan, earlier) if arguments.resume else []
+    run = _going_on(arguments, earlier, plan) if arguments.resume else None
     root = project_folder()
     if not arguments.no_publish:
         targets.check(plan, root)
     check(plan)
     for finding in plan.findings:
         talk.line(f"{finding.severity}: {finding.id}: {finding.message}")
-    run = _continued(earlier, plan) if arguments.resume else None
     if run is not None:
         plan = run.plan()  # with the blocks that it added, if it refines
         found = fates(plan, earlier)
@@ -247,9 +247,17 @@ def _earlier(arguments: argparse.Namespace, plan: "Plan") -> "list[Run]":
     return store.find(arguments.out, plan.recipe)
 
 
-def _continued(earlier: "list[Run]", plan: "Plan") -> "Run | None":
-    """The newest run of this very plan, to go on in; where it is whole, all of it is reused."""
-    return next((run for run in earlier if run.plan().digest == plan.digest), None)
+def _going_on(arguments: argparse.Namespace, earlier: "list[Run]", plan: "Plan") -> "Run | None":
+    """The newest run of this very plan, to go on in; where it is whole, all of it is reused.
+
+    Raises:
+        InputError: another name was asked for; to go on in the old one in silence would write where nobody looks.
+    """
+    run = next((run for run in earlier if run.plan().digest == plan.digest), None)
+    if run is not None and arguments.name not in {None, run.run_id}:
+        hint = "leave out --name to go on with it, or --resume to measure everything anew"
+        raise InputError(f"`--name {arguments.name}`: `{run.path}` is a run of this very plan already", hint=hint)
+    return run
 
 
 def _plan_view(plan: "Plan", found: "list[CellFate]", written: "list[Value]") -> "RenderableType":

@@ -203,6 +203,16 @@ def test_an_unpublished_failure_leaves_the_logbook_alone(workplace: Workplace) -
     assert (workplace.root / "LOGBOOK.md").read_text() == "# Logbook\n"
 
 
+def test_a_run_that_was_never_on_slurm_is_not_published_again_by_following_it(
+    workplace: Workplace, published: Path
+) -> None:
+    document = workplace.root / "docs" / "quick.md"
+    document.write_text(PARTS)  # as a newer run would have filled it
+    done = workplace.harness("follow", published)
+    assert (done.code, "this run has no Slurm jobs" in done.err) == (2, True)
+    assert document.read_text() == PARTS
+
+
 def test_a_run_that_was_refused_before_it_began_is_no_run(workplace: Workplace) -> None:
     """Its cells would stand beside some from other hardware."""
     recipe = workplace.recipe()
@@ -210,6 +220,6 @@ def test_a_run_that_was_refused_before_it_began_is_no_run(workplace: Workplace) 
     facts = workplace.root / "runs" / "first" / "facts.json"
     facts.write_text(facts.read_text().replace('"threads": ', '"threads": 1').replace('"usable": ', '"usable": 9'))
     before = (workplace.root / "LOGBOOK.md").read_text()
-    done = workplace.harness("run", recipe, "--name", "second", "--resume", workplace.root / "runs" / "first")
+    done = workplace.harness("run", recipe, "--resume", workplace.root / "runs" / "first")
     assert (done.code, "measured on other hardware" in done.err) == (2, True)
     assert (workplace.root / "LOGBOOK.md").read_text() == before

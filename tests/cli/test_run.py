@@ -266,6 +266,17 @@ def test_a_new_plan_takes_over_the_cells_that_did_not_change(workplace: Workplac
     assert (old / "requests.jsonl").read_bytes() == (new / "requests.jsonl").read_bytes()
 
 
+def test_a_run_that_is_gone_on_with_keeps_its_name(workplace: Workplace) -> None:
+    recipe = workplace.recipe()
+    assert workplace.harness("run", recipe, "--name", "first").code in {0, 1}
+    first = workplace.root / "runs" / "first"
+    for resumed in (["--resume"], ["--resume", first]):
+        done = workplace.harness("run", recipe, *resumed, "--name", "clean")
+        assert (done.code, "runs/first` is a run of this very plan already" in done.err) == (2, True)
+    assert workplace.run() == first
+    assert workplace.harness("run", recipe, "--resume", "--name", "first").code in {0, 1}
+
+
 def test_cells_from_other_hardware_are_not_mixed_in(workplace: Workplace) -> None:
     workplace.harness("run", workplace.recipe(), "--name", "first")
     path = workplace.root / "runs" / "first" / "facts.json"
