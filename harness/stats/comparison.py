@@ -56,6 +56,7 @@ class Row(Stored):
 
     `direction` is which arm the point estimate favours, whether or not that is more than noise; `verdict` is about the
     treatment. `p` is adjusted for the whole table. `more_launches` is how many more an arm would probably settle it.
+    `suspect` names the arms whose level has a suspect launch.
     """
 
     key: str
@@ -71,6 +72,7 @@ class Row(Stored):
     notes: tuple[str, ...] = ()
     acceptance: dict[str, float] = {}
     speculation: Explained | None = None
+    suspect: tuple[str, ...] = ()
 
 
 class Policy(Stored):

@@ -121,6 +121,7 @@ def row_of(
     accepted = _acceptances(sides, key)
     notes = (*_cautions(sides, key), *_disagreements(accepted))
     head: dict[str, Any] = {"key": key, "level": dict(level), "concurrency": concurrency, "notes": notes}
+    head |= {"suspect": _suspect(sides, key)}
     if contrast is None:
         return Row(**head, verdict="not comparable", reasons=(*blockers, *_missing(sides, key)))
     how = sides.how
@@ -272,6 +273,12 @@ def _missing(sides: Sides, key: str) -> tuple[Reason, ...]:
         elif not any(cell.values.get(sides.how.metric) for cell in cells):
             reasons.append(Reason(code="missing", message=f"`{arm.name}` has no `{sides.how.metric}` at this level"))
     return tuple(reasons)
+
+
+def _suspect(sides: Sides, key: str) -> tuple[str, ...]:
+    """The arms of which a number that went into the row is suspect."""
+    arms = (sides.base, sides.treatment)
+    return tuple(arm.name for arm in arms if any(cell.state == "suspect" for _, cell in arm.cells(key)))
 
 
 def _cautions(sides: Sides, key: str) -> tuple[str, ...]:

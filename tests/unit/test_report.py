@@ -17,7 +17,8 @@ from harness.publish import figures
 from harness.publish.report import charts, findings, page, samples, shared, shown
 from harness.publish.report.drawing import LIGHT
 from harness.publish.report.samples import Budget
-from harness.stats.arms import Cell
+from harness.stats.arms import Arm, Cell, Launch
+from harness.stats.compare import compare
 
 REFERENCES = Path(__file__).parents[2] / "recipes" / "references"
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
@@ -168,6 +169,45 @@ def test_an_arm_keeps_its_colour_and_shape_in_charts_that_leave_others_out() -> 
 
     assert looks(ratio.spec)["eagle3"] == looks(whole.spec)["eagle3"]
     assert looks(whole.spec)["eagle3"] != looks(whole.spec)["baseline"]
+
+
+def one_launch(name: str, *cells: tuple[int, float, str]) -> Arm:
+    return Arm(
+        name,
+        (
+            Launch(name, 0, tuple(
+                Cell(f"c{at}", {"mode": "closed", "concurrency": at}, {"output_tok_s": value}, state)
+                for at, value, state in cells
+            )),
+        ),
+    )  # fmt: skip
+
+
+def test_a_hollow_ratio_is_a_suspect_level_and_a_pale_one_is_not_resolved() -> None:
+    base = one_launch("base", (1, 100.0, "valid"), (4, 100.0, "valid"), (16, 100.0, "suspect"))
+    # 1.05 lies within the 10 % that one launch an arm leaves open; 0.5 and 9 do not.
+    treatment = one_launch("t", (1, 50.0, "valid"), (4, 105.0, "valid"), (16, 900.0, "valid"))
+    found = compare(base, treatment)
+    assert [row.suspect for row in found.rows] == [(), (), ("base",)]
+    chart = charts.ratio([found], {}, LIGHT)
+    assert chart is not None
+    looks = [(row["label"], row["state"], row["settled"]) for row in chart.data["rows"]]
+    assert looks == [("C=1", "valid", True), ("C=4", "valid", False), ("C=16", "suspect", True)]
+    hollow, filled = chart.spec["layer"][-2:]
+    assert hollow["transform"] == [{"filter": "!(datum.state === 'valid')"}]
+    for drawn in (hollow, filled):
+        assert drawn["encoding"]["opacity"] == {"condition": {"test": "datum.settled", "value": 1}, "value": 0.4}
+    assert "Hollow marks are suspect levels." in chart.note
+    assert "A pale mark, with a dashed bar where it has one, is a level that is not resolved." in chart.note
+
+
+def test_the_highest_and_lowest_marks_have_room_on_the_axis_of_ratios() -> None:
+    base = one_launch("base", (1, 100.0, "valid"), (4, 100.0, "valid"))
+    chart = charts.ratio([compare(base, one_launch("t", (1, 900.0, "valid"), (4, 10.0, "valid")))], {}, LIGHT)
+    assert chart is not None
+    low, high = chart.spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]
+    room = (9 / 0.1) ** 0.08  # 8 % of the distance between the marks 9 and 0.1, on a logarithmic axis
+    assert (low, high) == pytest.approx((0.1 / room, 9 * room))
 
 
 # Records

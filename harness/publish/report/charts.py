@@ -17,6 +17,7 @@ from harness.publish.report.drawing import (
     interval_bars,
     marks,
     only_colour,
+    pale,
     ticks,
     tips,
 )
@@ -33,6 +34,7 @@ LATENCIES = {
     "user": ("speed of one stream", "tokens / s of one stream (1 / TPOT)", 1.0, "tok/s"),
 }
 _RATIOS = (1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+_HEADROOM = 0.08  # of an axis, beyond its outermost mark: half a mark and the number above it
 _ONE: dict[str, Any] = {"values": [{}]}  # a mark that stands for no datum is drawn once
 
 
@@ -78,8 +80,7 @@ def ratio(comparisons: Sequence[Comparison], names: Mapping[str, str], palette: 
         return None
     arms = Series.of([*names.values(), *(row["arm"] for row in rows)], rows, palette)
     margin = comparisons[0].margin
-    ends = [value for row in rows for value in (row["ratio"], row["low"], row["high"]) if value is not None]
-    domain = (max(0.2, min(*ends, 1 - 2 * margin)) / 1.05, min(5.0, max(*ends, 1 + 2 * margin)) * 1.05)
+    domain = _ratio_domain(rows, margin)
     y = {"type": "quantitative", "scale": {"type": "log", "domain": domain, "nice": False}}
     axis = {
         "title": "throughput, treatment / base",
@@ -87,19 +88,26 @@ def ratio(comparisons: Sequence[Comparison], names: Mapping[str, str], palette: 
         "format": "~r",
         "labelOverlap": "greedy",
     }
-    said = tips(arm="treatment", label="level", ratio="ratio", low="low", high="high", verdict="verdict")
+    said = tips(
+        arm="treatment", label="level", ratio="ratio", low="low", high="high", verdict="verdict", state="level is"
+    )
     band = {"y": {"datum": 1 - margin, **y}, "y2": {"datum": 1 + margin}}
     x = _load_axis(rows)
     layers = [
         {"data": _ONE, "mark": {"type": "rect", "color": palette.band}, "encoding": band},
         {"data": _ONE, "mark": {"type": "rule", "color": palette.muted}, "encoding": {"y": {"datum": 1, **y}}},
-        interval_bars(arms, x, {**y, "axis": axis}),
-        *marks(arms, {"x": x, "y": {**y, "field": "ratio", "axis": axis}, **said}, palette, "datum.settled"),
+        interval_bars(arms, x, {**y, "axis": axis}, look=pale("datum.settled", bars=True)),
+        *marks(
+            arms,
+            {"x": x, "y": {**y, "field": "ratio", "axis": axis}, **pale("datum.settled"), **said},
+            palette,
+            "datum.state === 'valid'",
+        ),
     ]
-    note = (
-        f"Above 1 the treatment is faster. The grey band is ±{margin:.0%}, within which a difference does not count;"
-        " hollow marks are not settled."
-    )
+    note = f"Above 1 the treatment is faster. The grey band is ±{margin:.0%}, within which a difference does not count."
+    if not all(row["settled"] for row in rows):
+        note += " A pale mark, with a dashed bar where it has one, is a level that is not resolved."
+    note += _hollow(rows)
     if any(row["low"] is None for row in rows):
         note += " A mark without a bar has no interval: one launch an arm allows none."
     table = {
@@ -109,6 +117,7 @@ def ratio(comparisons: Sequence[Comparison], names: Mapping[str, str], palette: 
         "low": "95 % from",
         "high": "to",
         "verdict": "verdict",
+        "state": "level is",
     }
     return Chart(drawing(palette, layers, "Ratio of throughput by level"), {"rows": rows}, note, table=("rows", table))
 
@@ -299,6 +308,7 @@ def _ratio_row(arm: str, row: Row, estimate: Estimate) -> dict[str, Any]:
         "high": digits(bounds.high) if bounds else None,
         "launches": estimate.launches,
         "verdict": row.verdict,
+        "state": "suspect" if row.suspect else "valid",
         "settled": row.verdict in {"better", "worse", "equivalent"},
     }
 
@@ -314,21 +324,31 @@ def _load_axis(rows: Rows, title: str = "concurrent requests") -> Spec:
     }
 
 
+def _ratio_domain(rows: Rows, margin: float) -> tuple[float, float]:
+    """The axis of ratios, with room beyond the outermost mark; intervals are cut off below 0.2 and above 5."""
+    marked = [row["ratio"] for row in rows]
+    ends = [*marked, *(value for row in rows for value in (row["low"], row["high"]) if value is not None)]
+    low = min(*marked, max(0.2, min(*ends, 1 - 2 * margin)))
+    high = max(*marked, min(5.0, max(*ends, 1 + 2 * margin)))
+    room = (high / low) ** _HEADROOM
+    return low / room, high * room
+
+
 def _domain(means: Rows, origin: float) -> Spec:
     """From the origin; an interval may widen the axis to half as much again, and is cut off beyond."""
     high = max(row["value"] for row in means)
     above = max([high, *(row["high"] for row in means if row["high"] is not None)])
     top = min(above, high + (high - origin) / 2)
-    return {"domain": [origin, max(origin + 1e-3, top + (top - origin) * 0.05)], "nice": True}
+    return {"domain": [origin, max(origin + 1e-3, top + (top - origin) * _HEADROOM)], "nice": True}
 
 
 def _up_to(parameter: str) -> Spec:
     """From zero to a parameter of the specification, whose other parts are then the same in every run."""
-    return {"domain": [0, {"expr": f"1.05 * {parameter}"}], "nice": True}
+    return {"domain": [0, {"expr": f"{1 + _HEADROOM} * {parameter}"}], "nice": True}
 
 
 def _from_zero(rows: Rows, field: str) -> Spec:
-    return {"domain": [0, 1.05 * max(row[field] for row in rows) or 1], "nice": True}
+    return {"domain": [0, (1 + _HEADROOM) * max(row[field] for row in rows) or 1], "nice": True}
 
 
 def _course(rows: Rows, label: str, arms: Series) -> Chart:

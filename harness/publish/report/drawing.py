@@ -1,8 +1,8 @@
 """What every chart is made of: colours by role, series told apart three ways, marks, axes and one look.
 
 A specification says units on its axes; each series has a shape and a colour of its own, so that it is known without
-colour; marks are hollow where a number is not to be relied on. Colours are names that the page's style sheet fills, or
-fixed ones for a figure.
+colour. In every chart a hollow mark is a suspect level, and a pale one with a dashed bar is not resolved. Colours are
+names that the page's style sheet fills, or fixed ones for a figure.
 """
 
 import math
@@ -125,12 +125,20 @@ def marks(arms: Series, encoding: Spec, palette: Palette, solid: str, data: str 
     ]
 
 
-def interval_bars(arms: Series, x: Spec, y: Spec, data: str = "rows") -> Spec:
-    """Interval bars, from `low` to `high`, where there is an interval."""
+def pale(settled: str, *, bars: bool = False) -> Spec:
+    """The encoding of marks, or of interval bars, that are pale (and dashed) where a test does not hold."""
+    encoding: Spec = {"opacity": {"condition": {"test": settled, "value": 1}, "value": 0.4}}
+    if bars:
+        encoding["strokeDash"] = {"condition": {"test": settled, "value": [1, 0]}, "value": [4, 3]}
+    return encoding
+
+
+def interval_bars(arms: Series, x: Spec, y: Spec, data: str = "rows", look: Spec | None = None) -> Spec:
+    """Interval bars, from `low` to `high`, where there is an interval; `look` is more of their encoding."""
     return {
         "data": {"name": data},
         "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True},
-        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **only_colour(arms)},
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **only_colour(arms), **(look or {})},
         "transform": [{"filter": "isValid(datum.low)"}],
     }
 
