@@ -131,7 +131,8 @@ def _numbered_anew(svg: str) -> str:
 def _png(spec: dict[str, Any]) -> bytes:
     import vl_convert  # noqa: PLC0415 - as above
 
-    return vl_convert.vegalite_to_png(spec, scale=_PNG_SCALE)
+    # On paper, not on nothing: where a mark is half transparent, the library gets its colour wrong otherwise.
+    return vl_convert.vegalite_to_png({**spec, "background": LIGHT.paper}, scale=_PNG_SCALE)
 
 
 KINDS: dict[str, Callable[[Wanted], Chart | None]] = {
