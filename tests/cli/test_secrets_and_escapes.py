@@ -89,6 +89,24 @@ def test_a_password_in_an_address_is_a_secret(workplace: Workplace, text: str, p
     assert SECRET not in done.out + done.err
 
 
+@pytest.mark.parametrize("name", ["AUTHORIZATION", "HF_TOKEN_2", "BEARER", "PASSPHRASE", "TOKENS"])
+def test_a_secret_by_any_usual_name_is_refused_and_only_its_name_is_told(workplace: Workplace, name: str) -> None:
+    done = workplace.harness(
+        "plan", workplace.changed(("engine: simulated", f"engine: simulated\n  variables: {{{name}: {SECRET}}}"))
+    )
+    assert done.code == 2
+    assert f"`server.variables.{name}` holds a secret" in done.err
+    assert SECRET not in done.out + done.err
+
+
+@pytest.mark.parametrize("value", ["https://{}@host/", "Bearer {}", "hf_{}", "ghp_{}", "sk-{}"])
+def test_a_secret_under_a_harmless_name_is_refused(workplace: Workplace, value: str) -> None:
+    variable = f'engine: simulated\n  variables: {{WHERE: "{value.format(SECRET)}"}}'
+    done = workplace.harness("plan", workplace.changed(("engine: simulated", variable)))
+    assert (done.code, "`server.variables.WHERE` holds a secret" in done.err) == (2, True)
+    assert SECRET not in done.out + done.err
+
+
 def test_faults_of_keys_names_and_flags_come_in_one_list(workplace: Workplace) -> None:
     path = workplace.changed(
         ("engine: simulated", "engine: simulated\n  prt: 8000"),

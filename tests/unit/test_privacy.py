@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from harness.files import escape_control
-from harness.recipe.secrets import is_secret
+from harness.recipe.secrets import holds_secret, is_secret, looks_secret
 from harness.run import privacy
 
 
@@ -18,7 +18,32 @@ from harness.run import privacy
         ("apikey", True),
         ("DB_PASSWORD", True),
         ("AWS_SECRET_ACCESS_KEY", True),
+        ("AUTHORIZATION", True),
+        ("proxy-authorization", True),
+        ("BASIC_AUTH", True),
+        ("HF_TOKEN_2", True),
+        ("KEY2", True),
+        ("api-keys", True),
+        ("TOKENS", True),
+        ("HF_TOKENS", True),
+        ("BEARER", True),
+        ("PASSPHRASE", True),
+        ("ssl-keyfile-password", True),
+        ("PGPASSWORD", True),
+        ("CREDENTIALS", True),
         ("max-total-tokens", False),
+        ("SGLANG_MAX_THINK_TOKENS", False),
+        ("MAX_TOKENS_2", False),
+        ("pad_token", False),
+        ("eos_token_id", False),
+        ("SGLANG_USE_AITER_FP8_PER_TOKEN", False),
+        ("bucket-time-to-first-token", False),
+        ("author", False),
+        ("AUTHORS", False),
+        ("auth-type", False),
+        ("ssl-keyfile", False),
+        ("tokens-only", False),
+        ("MONKEY", False),
         ("tokenizer-path", False),
         ("num_draft_tokens", False),
         ("speculative-token-map", False),
@@ -28,6 +53,47 @@ from harness.run import privacy
 )
 def test_a_secret_is_known_by_its_name(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
+
+
+@pytest.mark.parametrize(
+    ("value", "secret"),
+    [
+        ("https://ab12cd34@host/v1", True),
+        ("see http://me:word@host", True),
+        ("Bearer sekret-12", True),
+        ("X-Auth: bearer abcdefgh", True),
+        ("Authorization: abc", True),
+        ("hf_abcdefgh", True),
+        ("--token=ghp_abcdefgh", True),
+        ("sk-abcdefgh", True),
+        ('{"key": "sk-abcdefghijklmnop"}', True),
+        ("https://host/v1?mail=me@host", False),
+        ("https://host/@me", False),
+        ("me@host", False),
+        ("the bearer of it", False),
+        ("hf_short", False),
+        ('{"hf_overrides": {"rope_scaling": null}}', False),
+        ("/data/sk-learn-models", False),
+        ("disk-cache-of-blocks", False),
+    ],
+)
+def test_a_secret_is_known_by_its_value_too(value: str, secret: bool) -> None:
+    assert looks_secret(value) is secret
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("api-key", "abcdef", True),
+        ("hf-overrides", {"api_key": "abcdef"}, True),
+        ("header", ["X: 1", "Authorization: Bearer abcdefgh"], True),
+        ("allow-credentials", True, False),
+        ("SGLANG_LOG_DECODE_GRAPH_KEY", "1", False),
+        ("api-key", None, False),
+    ],
+)
+def test_a_secret_is_found_wherever_a_value_holds_it(name: str, value: object, secret: bool) -> None:
+    assert holds_secret(name, value) is secret
 
 
 def test_argv_is_stored_without_secrets() -> None:
