@@ -231,14 +231,14 @@ def _without_intervals(claims: Sequence[Claim], base: str, treatment: str) -> Cr
     """What point estimates alone can say: a side where the row claims one, never an interval."""
     limit = "1 launch an arm, so no interval is possible"
     zones = _zones(claims)
-    if len(zones) == 1:
+    if len(zones) == 1 and (len(claims) > 1 or zones[0][0] != "unresolved"):
         [(verdict, zone)] = zones
         which, seen = ("any", "") if verdict == "unresolved" else ("every", " by point estimate, no crossover seen")
         sentence = f"{_words(base, treatment)[verdict]} at {which} shared level {_range(zone)}{seen}"
     else:
         parts = [f"{_words(base, treatment)[verdict]} {_where(zone)}" for verdict, zone in zones]
-        last = max(place for place, (verdict, _) in enumerate(zones) if verdict != "unresolved")
-        parts[last] += " by point estimate"
+        if decided := [place for place, (verdict, _) in enumerate(zones) if verdict != "unresolved"]:
+            parts[decided[-1]] += " by point estimate"
         sentence = "; ".join(parts)
     return Crossover(state=_everywhere(claims), sentence=f"{sentence}; {limit}", unresolved=_unresolved(claims))
 

@@ -129,6 +129,7 @@ def test_point_estimates_are_named_only_where_a_side_is_claimed():
     assert compare(base, treatment).summary == f"`A` better at 1 by point estimate; not resolved at 8; {LIMIT}"
     base, treatment = arms({1: 100, 8: 100}, {1: 94, 8: 107})
     assert compare(base, treatment).summary == f"not resolved at any shared level 1..8; {LIMIT}"
+    assert compare(*arms({2: 100}, {2: 107})).summary == f"not resolved at 2; {LIMIT}"
 
 
 def test_a_side_that_rests_on_one_launch_beside_intervals_says_so():
