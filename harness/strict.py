@@ -24,6 +24,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from harness.errors import Fault, InputError, Location
 
 Pointer = tuple[str | int, ...]
+_FILES_NAMED = 8  # files of a folder that a hint names
 
 
 class Strict(BaseModel):
@@ -75,6 +76,8 @@ def read(path: Path) -> Document:
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}", hint=_beside(path)) from error
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -143,6 +146,17 @@ def suggest(word: str, known: Iterable[str]) -> str | None:
     if near:
         return f"did you mean `{near[0]}`?"
     return "known: " + ", ".join(f"`{choice}`" for choice in choices) if choices else None
+
+
+def _beside(path: Path) -> str | None:
+    """A hint for a file that is not there: the one of the nearest name in its folder, or some that there are."""
+    if not path.parent.is_dir():
+        return f"there is no folder `{path.parent}`"
+    files = {found.stem: str(found) for found in sorted(path.parent.glob("*.y*ml"))}
+    if near := difflib.get_close_matches(path.stem, files, n=1, cutoff=0.6):
+        return f"did you mean `{files[near[0]]}`?"
+    more = ", ..." if len(files) > _FILES_NAMED else ""
+    return "there are: " + ", ".join(f"`{file}`" for file in [*files.values()][:_FILES_NAMED]) + more if files else None
 
 
 def _plain(node: Any, pointer: Pointer, path: str, places: dict[Pointer, Location], faults: list[Fault]) -> Any:

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from harness import __version__
 from harness.cli import (
@@ -87,9 +88,30 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as we live
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what was probably meant, and what there is to choose from."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from harness.strict import suggest
+
+            hint = suggest(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(action, f"there is no `{value}`; {hint}")
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2; a missing word's choices are named."""
+        absent = message.partition("required: ")[2].split(", ")
+        known = [
+            f"{action.metavar} is one of {', '.join(map(str, action.choices))}"
+            for action in self._get_positional_actions()
+            if isinstance(action.choices, tuple) and action.metavar in absent
+        ]
+        super().error("; ".join([message, *known]))
+
+
 def parser() -> argparse.ArgumentParser:
     """Every verb with its options."""
-    whole = argparse.ArgumentParser(
+    whole = _Parser(
         prog="harness",
         description="Declare an environment and an experiment in git; get numbers to be trusted, and their proof.",
         epilog=EXIT_CODES,

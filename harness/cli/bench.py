@@ -55,11 +55,15 @@ def run_bench(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments)
     from harness.cli.live import LiveView
     from harness.recipe.site import load as load_site
-    from harness.run import store
+    from harness.run import preflight, store
     from harness.run.run import execute
 
     site = load_site()
     plan = _planned(arguments.out / "recipes", recipe, site)
+    for trouble in preflight.cpu():
+        arguments.talk.line(f"warning: {trouble}")
+    for finding in plan.findings:
+        arguments.talk.line(f"{finding.severity}: {finding.id}: {finding.message}")
     run = store.create(arguments.out, plan, name=arguments.name)
     with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells()), run=run) as view:
         outcome = execute(run, plan, site, _rows(arguments, view))

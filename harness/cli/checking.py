@@ -27,7 +27,7 @@ def register(verbs: Verbs) -> None:
             "runs that were killed, and says what could not be checked. Exit code 1 when something differs.",
         )
     )
-    verify.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    verify.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders (default: the newest)")
     verify.set_defaults(run=verify_runs)
     reproduce = common(
         verbs.add_parser(
@@ -53,9 +53,10 @@ def register(verbs: Verbs) -> None:
 
 def verify_runs(arguments: argparse.Namespace) -> int:
     """`harness verify`: 0 when everything comes out as stored."""
+    from harness.cli.results import newest
     from harness.run import store, verify
 
-    found = [verify.verify(store.open_run(path)) for path in arguments.runs]
+    found = [verify.verify(store.open_run(path)) for path in arguments.runs or [newest()]]
     data = [one.to_json() for one in found]
     shown = "\n".join(safe(line) for one in found for line in verify.shown(one))
     arguments.talk.data(data if len(data) > 1 else data[0], shown)

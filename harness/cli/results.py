@@ -77,6 +77,7 @@ def show_runs(arguments: argparse.Namespace) -> int:
 def compare_runs(arguments: argparse.Namespace) -> int:
     """`harness compare`. Exit 1 when a treatment is worse at a level, else 6 when a level could not be compared."""
     from rich.console import Group
+    from rich.text import Text
 
     from harness.recipe import references
     from harness.run import answer, store
@@ -89,7 +90,9 @@ def compare_runs(arguments: argparse.Namespace) -> int:
     runs = [store.open_run(path) for path in arguments.runs]
     asked = answer.Asked(arguments.base, arguments.margin, arguments.treatment, arguments.arms)
     found = answer.across(runs, asked)
-    arguments.talk.data(found.model_dump(mode="json"), Group(*answer_view(found)))
+    suspect = _distrust(runs)
+    shown = Group(*answer_view(found), *(Text(safe(f"suspect: {line}")) for line in suspect))
+    arguments.talk.data({**found.model_dump(mode="json"), "suspect": suspect}, shown)
     return _code(found.comparisons)
 
 
@@ -115,9 +118,23 @@ def _compare_with_published(arguments: argparse.Namespace, published: "Sequence[
     ]
     asked = answer.Asked(arguments.base, arguments.margin, arguments.treatment, arguments.arms)
     comparisons, notes = answer.with_published(sides, asked)
-    data = {"comparisons": [comparison.model_dump(mode="json") for comparison in comparisons], "notes": notes}
-    arguments.talk.data(data, Group(*comparisons_view(comparisons), *(Text(safe(note)) for note in notes)))
+    suspect = _distrust([side for side in sides if isinstance(side, store.Run)])
+    data = {
+        "comparisons": [comparison.model_dump(mode="json") for comparison in comparisons],
+        "notes": notes,
+        "suspect": suspect,
+    }
+    lines = [*notes, *(f"suspect: {line}" for line in suspect)]
+    arguments.talk.data(data, Group(*comparisons_view(comparisons), *(Text(safe(line)) for line in lines)))
     return _code(comparisons)
+
+
+def _distrust(runs: "Sequence[Run]") -> list[str]:
+    """Why one might distrust a comparison of these runs: what their machine facts say, which no comparison stores."""
+    from harness.run.facts import busy_before
+
+    found = {run.path: (run.run_id, busy_before(run.facts())) for run in runs}
+    return [f"{run_id}: {line}" if len(found) > 1 else line for run_id, lines in found.values() for line in lines]
 
 
 def _compare_published(arguments: argparse.Namespace) -> int:
@@ -141,12 +158,14 @@ def _compare_published(arguments: argparse.Namespace) -> int:
 def run_data(run: "Run") -> dict[str, Any]:
     """A run as JSON: state, levels, answer."""
     from harness.run import answer
+    from harness.run.facts import busy_before
 
     found = answer.stored(run)
     return {
         "run": run.run_id,
         "path": str(run.path),
         **run.state(),
+        "suspect": busy_before(run.facts()),
         "unfinished": _unfinished(run),
         "levels": [{**result.model_dump(mode="json"), "launch": launch} for launch, result in run.levels()],
         "answer": found.model_dump(mode="json") if found else None,
@@ -160,6 +179,7 @@ def run_view(run: "Run") -> "RenderableType":
 
     from harness.publish.tables import levels_table, seeds_row
     from harness.run import answer
+    from harness.run.facts import busy_before
 
     plan, state = run.plan(), run.state()
     parts: list[RenderableType] = [Text(f"{run.run_id}: {run.told_state()}\n{safe(plan.question)}")]
@@ -167,6 +187,7 @@ def run_view(run: "Run") -> "RenderableType":
         parts.append(Text(safe(str(error))))
     if plan.allow_drift:
         parts.append(Text(f"environments may differ from their locks: {safe(plan.allow_drift)}"))
+    parts += [Text(safe(f"suspect: {line}")) for line in busy_before(run.facts())]
     done = list(run.levels())
     begun = {(one["launch"], one["level"]): one for one in _unfinished(run)}
     for launch in plan.launches:

@@ -1,7 +1,8 @@
 """Where things lie: the project's files, and the harness's own state beside them.
 
-The project is the nearest folder upwards that holds `envspecs/` (or `$HARNESS_PROJECT`). State that can be made again
-(built environments, downloaded wheels, caches) lives in `$HARNESS_HOME`, by default `.harness/` in the project.
+The project is the nearest folder upwards that holds `envspecs/`, else the nearest with recipes in `recipes/`; or it is
+`$HARNESS_PROJECT`. State that can be made again (built environments, downloaded wheels, caches) lives in
+`$HARNESS_HOME`, by default `.harness/` in the project.
 """
 
 import contextlib
@@ -14,27 +15,38 @@ from harness.strict import suggest
 
 
 def project_root() -> Path:
-    """The folder that holds `envspecs/`.
+    """The nearest folder upwards that holds `envspecs/`; where none does, the nearest with recipes in `recipes/`.
+
+    Engines that need no environment need no specs, and git keeps no empty folder.
 
     Raises:
         InputError: no such folder here or above, or `$HARNESS_PROJECT` names none.
     """
     if named := os.environ.get("HARNESS_PROJECT"):
         root = Path(named).resolve()
-        if (root / "envspecs").is_dir():
+        if _has_specs(root) or _has_recipes(root):
             return root
         raise InputError(
-            f"`$HARNESS_PROJECT` is `{named}`, which holds no `envspecs` folder",
+            f"`$HARNESS_PROJECT` is `{named}`, which holds no `envspecs` folder and no recipes",
             hint="point it at the project's top folder, or unset it and run from inside the project",
         )
     here = Path.cwd().resolve()
-    for folder in (here, *here.parents):
-        if (folder / "envspecs").is_dir():
-            return folder
+    upwards = (here, *here.parents)
+    for known in (_has_specs, _has_recipes):
+        if found := next(filter(known, upwards), None):
+            return found
     raise InputError(
-        f"no project here: neither `{here}` nor a folder above it holds `envspecs`",
+        f"no project here: neither `{here}` nor a folder above it holds `envspecs` or recipes in `recipes`",
         hint="run from inside the project, or set `$HARNESS_PROJECT` to its top folder",
     )
+
+
+def _has_specs(folder: Path) -> bool:
+    return (folder / "envspecs").is_dir()
+
+
+def _has_recipes(folder: Path) -> bool:
+    return any((folder / "recipes").glob("*.yaml"))
 
 
 @contextlib.contextmanager

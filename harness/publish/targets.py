@@ -12,6 +12,7 @@ from harness.publish.blocks import Result, content
 from harness.publish.docs import Block, Content
 from harness.recipe.plan import Plan
 from harness.run.answer import Answer
+from harness.run.facts import busy_before
 from harness.run.store import Run
 from harness.run.verify import has_requests
 
@@ -169,7 +170,8 @@ def entry(run: Run, plan: Plan, answer: Answer | None) -> logbook.Entry:
     if state["state"] != "done":
         said = str(state.get("error") or "").splitlines()  # a run that was refused before it began has none
         verdict = f"{state['state']}: {said[0]}" if said else str(state["state"])
-    surprises = [
+    surprises = [f"suspect: {line}" for line in busy_before(run.facts())]
+    surprises += [
         f"{launch} {result.level['name']}: {result.verdict.state}: {reason.message}"
         for launch, result in results
         for reason in result.verdict.reasons

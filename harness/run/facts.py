@@ -68,6 +68,29 @@ def comparable(facts: Mapping[str, Any]) -> dict[str, str | None]:
     }
 
 
+def busy(cpu: Mapping[str, Any]) -> str | None:
+    """What says that others use a machine which should be idle; None where nothing does, or the load is not known.
+
+    Args:
+        cpu: the part `cpu` of machine facts: `load_average`, whose first number is the last minute's, and `usable`.
+    """
+    match cpu:
+        case {"load_average": [int() | float() as load, *_], "usable": int() | float() as usable} if load > usable / 2:
+            return f"load average {load:.1f} on {usable:g} CPUs before anything started"
+    return None
+
+
+def busy_before(noted: Mapping[str, Any]) -> list[str]:
+    """What a run's `facts.json` says of others on its machines when it began: a sentence a machine, mostly none."""
+    machines = noted.get("nodes") or {"": noted.get("before") or {}}
+    said = {name: busy(known.get("cpu") or {}) for name, known in machines.items() if isinstance(known, Mapping)}
+    return [
+        f"others were using {f'`{name}`' if name else 'this machine'}: {sentence}"
+        for name, sentence in said.items()
+        if sentence
+    ]
+
+
 def _listed(counts: Mapping[str, int]) -> str | None:
     return ", ".join(f"{name} on {count}" for name, count in sorted(counts.items())) or None
 

@@ -63,12 +63,13 @@ class Watchers:
 class LaunchFailed(ServerError):
     """A server that did not come up: why, and how what was started was cleaned away."""
 
-    def __init__(self, engine: str, diagnosis: Diagnosis, report: StopReport | None, log: Path) -> None:
+    def __init__(self, what: str, diagnosis: Diagnosis, report: StopReport | None, log: Path) -> None:
         code = f" (exit {diagnosis.exit_code})" if diagnosis.exit_code is not None else ""
         left = report.problems() if report else []
+        whole = f"\nthe whole log: {log}" if log.is_file() else ""  # one that somebody else started keeps it elsewhere
         super().__init__(
-            f"server `{engine}` did not start: {diagnosis}{code}",
-            hint=f"{diagnosis.remedy}\nthe whole log: {log}",
+            f"{what}: {diagnosis}{code}",
+            hint=f"{diagnosis.remedy}{whole}",
             details=[*diagnosis.evidence, *left],
         )
         self.diagnosis = diagnosis
@@ -235,14 +236,13 @@ def attach(
     try:
         found = asking.until_ready(deadline_s)
     except _NotOurs as wrong:
-        raise LaunchFailed(engine.name, wrong.diagnosis, None, log) from wrong
+        raise LaunchFailed(f"cannot use the server at {base_url(server)}", wrong.diagnosis, None, log) from wrong
     except TimeoutError as late:
         if stop.is_set():
             raise Interrupted("stopped while the server was asked whether it is ready") from late
         silent = f"no answer from {base_url(server)}{engine.ready_path} within {deadline_s:.0f} s"
-        raise LaunchFailed(
-            engine.name, Diagnosis(silent, (), "is it running, and is this its URL?"), None, log
-        ) from late
+        nobody = Diagnosis(silent, (), "is it running, and is this its URL?")
+        raise LaunchFailed(f"could not reach the server at {base_url(server)}", nobody, None, log) from late
     ready_s = round(time.monotonic() - started, 3)
     return Launched(engine, server, None, log, ready_s, models=found.models, probe=found.probe)
 
@@ -395,7 +395,7 @@ class _Asking:
             raise _NotOurs("the first generation failed", [str(error)], _READ_LOG) from error
 
 
-_READ_LOG = "read server.log around this time"
+_READ_LOG = "read the server's log around this time"
 _TRUST = "name its authority with `ca_file`, or say `insecure`; is it encrypted at all?"
 
 
@@ -549,7 +549,8 @@ class _Start:
         policy = self.engine.stop if process.poll() is None or ranks else AT_ONCE
         report = _stop(process, policy, ranks)
         said = tuple(privacy.redact_text(line, self._hidden(process)) for line in diagnosis.evidence)
-        return LaunchFailed(self.engine.name, replace(diagnosis, evidence=said), report, self.log)
+        what = f"server `{self.engine.name}` did not start"
+        return LaunchFailed(what, replace(diagnosis, evidence=said), report, self.log)
 
     def _hidden(self, process: Process) -> dict[str, str]:
         return privacy.secret_values(self.secrets, process.variables)

@@ -62,8 +62,9 @@ class Trouble:
 def check(need: Need) -> list[Trouble]:
     """All troubles at once, the fatal ones first. Raises this process's limit of open files where that helps."""
     found: list[Trouble] = []
-    for look in (_port, _leftovers, _gpus, _driver, _disk, _open_files, _model, _locks, _shared_memory, _guard, _cpu):
+    for look in (_port, _leftovers, _gpus, _driver, _disk, _open_files, _model, _locks, _shared_memory, _guard):
         found += look(need)
+    found += cpu()
     return sorted(found, key=lambda trouble: not trouble.fatal)
 
 
@@ -198,14 +199,13 @@ def _guard(need: Need) -> Iterator[Trouble]:
         yield Trouble("environment", fault.message, fault.hint)
 
 
-def _cpu(_: Need) -> Iterator[Trouble]:
+def cpu() -> Iterator[Trouble]:
+    """What would disturb any measurement on this machine: governors that save power, and others at work."""
     slow = {name: count for name, count in facts.governors().items() if name != "performance"}
     if slow:
         named = ", ".join(f"{name} on {count} CPUs" for name, count in sorted(slow.items()))
         yield Trouble("CPU governor", named, "`cpupower frequency-set -g performance` steadies the client", fatal=False)
-    load, usable = os.getloadavg()[0], facts.usable_cpus()
-    if load > usable / 2:
-        message = f"load average {load:.1f} on {usable:g} CPUs before anything started"
+    if message := facts.busy({"load_average": os.getloadavg(), "usable": facts.usable_cpus()}):
         yield Trouble("CPU", message, "others are using this machine", fatal=False)
 
 

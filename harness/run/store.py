@@ -21,6 +21,7 @@ runs/RUN_ID/
 import datetime
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -236,14 +237,24 @@ def create(folder: Path, plan: Plan, *, name: str | None = None) -> Run:
     try:
         path.mkdir(mode=_PRIVATE_DIR)
     except FileExistsError as error:
-        hint = "give another --out, or go on with it: `harness run RECIPE --resume`"
-        raise InputError(f"run folder `{path}` exists already", hint=hint) from error
+        raise InputError(f"run folder `{path}` exists already", hint=_instead(folder, path, plan)) from error
     except OSError as error:
         raise InputError(f"cannot make the run folder `{path}`: {error.strerror}") from error
     run = Run(path)
     run.write_plan(plan)
     run.write_state("planned", recipe=plan.recipe, plan=plan.digest)
     return run
+
+
+def _instead(folder: Path, path: Path, plan: Plan) -> str:
+    """What to do where a run has the name already: one of this very plan can be gone on with."""
+    another = "give another --name or --out"
+    try:
+        same = Run(path).plan().digest == plan.digest
+    except InputError:  # no run, or one that cannot be read
+        return another
+    words = shlex.join(["harness", "run", plan.recipe_path, "--out", str(folder), "--resume"])
+    return f"{another}, or go on with it: `{words}`" if same else another
 
 
 def open_run(path: Path) -> Run:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -13,7 +14,9 @@ from load_streams import ROLE, USAGE, chat, plain
 from servers import serving
 
 from benchmarks.truthd import COMPILER, start
+from harness.cli import main
 from harness.engines import simulated
+from harness.run import facts
 
 ROW = re.compile(
     r"^C= +(\d+) \| +(\d+) requests \| throughput: +([\d.]+) tok/s \| per-req: +([\d.]+) tok/s"
@@ -214,3 +217,60 @@ def test_what_a_simulated_server_did_is_called_simulated(tmp_path):
     row, title = done.stdout.splitlines()[:2]
     assert row.endswith("ok: 2/2 | simulated")
     assert title.strip().endswith("(simulated)")
+
+
+def test_a_sweep_of_few_requests_says_what_it_cannot_tell_as_a_run_does(truth, tmp_path):
+    done = bench(tmp_path, truth.url, "-c", "1", "-n", "4", "--max-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    [recipe] = (tmp_path / "runs" / "recipes").iterdir()
+    ran = subprocess.run(
+        [sys.executable, "-m", "harness", "run", recipe], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    said = [
+        [line for line in one.stderr.splitlines() if re.match("[a-z]+: few-requests: ", line)] for one in (done, ran)
+    ]
+    assert len(said[0]) == 1
+    assert said[0] == said[1]
+
+
+def test_a_busy_machine_is_told_before_a_sweep(truth, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(facts, "governors", dict)
+    monkeypatch.setattr(facts, "usable_cpus", lambda: 2.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.4, 0.0, 0.0))
+    assert main(["bench", truth.url, "-c", "1", "-n", "40", "--max-tokens", "2", "--name", "mine"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == (
+        "warning: CPU: load average 3.4 on 2 CPUs before anything started (others are using this machine)"
+    )
+    assert main(["show", "runs/mine"]) == 0
+    assert "suspect: others were using this machine: load average 3.4 on 2 CPUs" in capsys.readouterr().out
+
+
+def test_a_dead_port_is_told_without_a_log_that_is_not_there(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    done = bench(tmp_path, url, "-c", "1", "-n", "4")
+    assert done.returncode == 5
+    assert f"error: could not reach the server at {url}: no answer from {url}/" in done.stderr
+    assert "log" not in done.stderr
+    assert "did not start" not in done.stderr
+
+
+def test_a_name_that_is_taken_is_told_with_the_recipe_that_goes_on(truth, tmp_path):
+    words = (truth.url, "-c", "1", "-n", "4", "--max-tokens", "2", "--name", "mine")
+    assert bench(tmp_path, *words).returncode == 0
+    again = bench(tmp_path, *words)
+    assert again.returncode == 2
+    [recipe] = (tmp_path / "runs" / "recipes").iterdir()
+    words_on = f"harness run {recipe.relative_to(tmp_path)} --out runs --resume"
+    assert again.stderr.endswith(f"hint: give another --name or --out, or go on with it: `{words_on}`\n")
+    resumed = subprocess.run(
+        [sys.executable, "-m", *words_on.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "c1: reuse" in resumed.stderr
+
+    other = bench(tmp_path, *words, "--seed", "9")
+    assert other.returncode == 2
+    assert other.stderr.endswith("hint: give another --name or --out\n")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Workplace
 
+from harness.publish import targets
+from harness.publish.report import findings, shown
 from harness.run import answer, store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,3 +142,33 @@ def test_no_figure_is_folded_at_120_columns(workplace: Workplace, runs: Path, mo
     rows = [line for line in shown.splitlines() if re.match(r"C= +\d+ \|", line)]
     assert len(rows) == 10
     assert all(line.endswith("ok: 32/32") for line in rows)
+
+
+BUSY = "others were using this machine: load average 5.0 on 2 CPUs before anything started"  # its facts say 4.98
+
+
+def test_a_run_that_began_on_a_busy_machine_says_so_wherever_it_is_shown(workplace: Workplace, runs: Path) -> None:
+    first = workplace.root / "runs" / "first"
+    assert workplace.harness("show", first, "--json").json["suspect"] == [BUSY]
+    assert f"suspect: {BUSY}" in workplace.harness("show", first).out
+    assert workplace.harness("compare", first, "--json").json["suspect"] == [BUSY]
+    assert f"suspect: {BUSY}" in workplace.harness("compare", first).out
+    (workplace.root / "paper.yaml").write_text(TABLE)
+    assert workplace.harness("compare", "paper.yaml", first, "--json").json["suspect"] == [BUSY]
+    run = store.open_run(first)
+    assert f"suspect: {BUSY}" in targets.entry(run, run.plan(), None).surprises
+    [shown_run] = shown.read_all([first])
+    assert f"O{BUSY[1:]}." in [finding.text for finding in findings.validity(shown_run)]
+    verified = workplace.harness("verify", first)
+
+    quiet = runs / "second"
+    facts = json.loads((quiet / "facts.json").read_text())
+    facts["before"]["cpu"]["load_average"] = [0.9, 5.0, 5.0]
+    (quiet / "facts.json").write_text(json.dumps(facts))
+    assert workplace.harness("show", quiet, "--json").json["suspect"] == []
+    assert "others were using" not in workplace.harness("compare", quiet).out
+    assert workplace.harness("compare", quiet, first, "--json").json["suspect"] == [f"first: {BUSY}"]
+    run = store.open_run(quiet)
+    assert not any("others" in line for line in targets.entry(run, run.plan(), None).surprises)
+    shutil.copyfile(quiet / "facts.json", first / "facts.json")
+    assert workplace.harness("verify", first) == verified  # nothing that is stored depends on it

@@ -96,7 +96,7 @@ def test_init_never_overwrites_and_writes_nothing_beside_a_file_that_is_there(wo
 
 def test_an_unknown_engine_is_an_input_error_that_names_those_there_are(workplace: Workplace) -> None:
     done = workplace.harness("init", "tensorrt")
-    assert (done.code, "'sglang'" in done.err) == (2, True)
+    assert (done.code, "`sglang`" in done.err) == (2, True)
 
 
 # schema
@@ -200,3 +200,43 @@ def test_a_completion_script_is_one_that_its_shell_reads(workplace: Workplace, s
     script = workplace.root / "script"
     script.write_text(workplace.harness("completion", shell).out)
     subprocess.run([shell, "-n", str(script)], timeout=30, check=True)
+
+
+# Words that are missing or misspelt
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lok"], "argument VERB: there is no `lok`; did you mean `lock`?"),
+        (["init"], "ENGINE is one of sglang, vllm, llamacpp, simulated, attach"),
+        (["init", "vlm"], "argument ENGINE: there is no `vlm`; did you mean `vllm`?"),
+        (["plan", "recipes/smulated.yaml"], "hint: did you mean `recipes/simulated.yaml`?"),
+        (["plan", "recipes/none.yaml"], "hint: there are: `recipes/simulated.yaml`"),
+        (["plan", "recipe/simulated.yaml"], "hint: there is no folder `recipe`"),
+    ],
+)
+def test_a_word_that_is_missing_or_misspelt_is_told_with_what_there_is(
+    workplace: Workplace, words: list[str], said: str
+) -> None:
+    workplace.harness("init", "simulated")
+    done = workplace.harness(*words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_verify_takes_the_newest_run_where_none_is_named(workplace: Workplace) -> None:
+    stored = ROOT / "tests" / "files" / "runs" / "simulated"
+    shutil.copytree(stored, workplace.root / "runs" / "1-older")
+    shutil.copytree(stored, workplace.root / "runs" / "2-newer")
+    done = workplace.harness("verify")
+    assert done.out.startswith("2-newer: "), done.err
+    assert "1-older" not in done.out
+
+
+def test_documents_are_checked_in_a_project_that_has_recipes_and_no_specs(workplace: Workplace) -> None:
+    workplace.harness("init", "simulated")
+    (workplace.root / "envspecs").rmdir()  # git keeps no empty folder
+    done = workplace.harness("publish", "--check")
+    assert done.code == 0, done.err
+    assert done.out == "blocks that say what their run says: 0\n"

@@ -35,6 +35,24 @@ def test_variables_name_the_project_and_its_home(root: Path, tmp_path: Path, mon
     assert places.wheelhouse() == tmp_path / "state" / "wheelhouse"
 
 
+def test_where_no_folder_holds_envspecs_the_nearest_with_recipes_is_the_project(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain" / "recipes").mkdir(parents=True)
+    (tmp_path / "plain" / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "plain" / "deep")
+    with pytest.raises(InputError, match="no project here"):  # a folder of that name may hold anything
+        places.project_root()
+    for folder in (tmp_path / "plain", root / "elsewhere"):
+        (folder / "recipes").mkdir(exist_ok=True)
+        (folder / "recipes" / "mine.yaml").touch()
+    assert places.project_root() == tmp_path / "plain"
+    monkeypatch.chdir(root / "elsewhere")
+    assert places.project_root() == root
+    monkeypatch.setenv("HARNESS_PROJECT", str(tmp_path / "plain"))
+    assert places.project_root() == tmp_path / "plain"
+
+
 def test_outside_a_project_there_is_a_message(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"no project here: neither `{tmp_path}` nor a folder above it"):

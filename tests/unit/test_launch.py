@@ -317,8 +317,11 @@ def test_a_server_that_refuses_fields_it_does_not_know_can_be_attached_to(tmp_pa
 
 def test_attaching_to_nothing_says_where_nobody_answered(tmp_path: Path) -> None:
     server = Server("simulated", "127.0.0.1", ports.choose_port("127.0.0.1", None))
-    with pytest.raises(LaunchFailed, match=rf"no answer from http://127.0.0.1:{server.port}/health within 1 s"):
+    with pytest.raises(LaunchFailed) as caught:
         launch.attach(Simulated(), server, log=tmp_path / "server.log", deadline_s=1.0, dialect="completions")
+    url = f"http://127.0.0.1:{server.port}"
+    assert caught.value.message == f"could not reach the server at {url}: no answer from {url}/health within 1 s"
+    assert caught.value.hint == "is it running, and is this its URL?"  # there is no log of ours to read
 
 
 def test_a_start_is_broken_off_when_the_run_is_to_stop(bench: Bench) -> None:

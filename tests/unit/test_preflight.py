@@ -8,6 +8,7 @@ import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,25 @@ def test_governor_and_load_are_warnings(tmp_path: Path, monkeypatch: pytest.Monk
         "CPU governor: powersave on 16 CPUs (`cpupower frequency-set -g performance` steadies the client)",
         "CPU: load average 2.5 on 4 CPUs before anything started (others are using this machine)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("noted", "said"),
+    [
+        ({"before": {"cpu": {"load_average": [3.4, 1.0, 1.0], "usable": 2.0}}},
+         ["others were using this machine: load average 3.4 on 2 CPUs before anything started"]),
+        ({"before": {"cpu": {"load_average": [1.0, 9.0, 9.0], "usable": 2.0}}}, []),  # a CPU is left, the client's own
+        ({"before": {"cpu": {"load_average": [9.0, 1.0, 1.0], "usable": 8.0}},
+          "nodes": {"n1": {"cpu": {"load_average": [9.0, 1.0, 1.0], "usable": 8.0}},
+                    "n2": {"cpu": {"load_average": [0.1, 0.1, 0.1], "usable": 8.0}}}},
+         ["others were using `n1`: load average 9.0 on 8 CPUs before anything started"]),
+        ({"before": {"cpu": {}}}, []),
+        ({"before": {"cpu": {"load_average": "edited", "usable": None}}}, []),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_stored_facts_say_whether_others_used_the_machine(noted: dict[str, Any], said: list[str]) -> None:
+    assert facts.busy_before(noted) == said
 
 
 def test_waiting_ends_when_the_port_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

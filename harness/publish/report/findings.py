@@ -84,6 +84,7 @@ def _origin(one: Shown) -> Iterator[Finding]:
         yield Finding("caution", f"Published by others, not measured here: {one.published.method}.")
     if one.plan and one.plan.allow_drift:
         yield Finding("caution", f"The environment was allowed to differ from its lock: {one.plan.allow_drift}.")
+    yield from (Finding("caution", _sentence(line)) for line in one.busy)
     yield from (Finding("bad", f"Not readable: {trouble}") for trouble in one.troubles)
     yield from (Finding("caution", _sentence(finding.message)) for finding in _doubts(one))
 
@@ -219,6 +220,8 @@ def _single(comparison: Comparison) -> bool:
 
 def _remedies(one: Shown) -> Iterator[str]:
     yield from (_sentence(finding.remedy) for finding in _doubts(one) if finding.remedy)
+    if one.busy:
+        yield "Measure again when nobody else uses the machine; a busy one may make every number smaller."
     if verdict_counts(one.levels())["invalid"]:
         yield "Measure invalid levels again once their cause is gone: `harness run RECIPE` reuses the valid ones."
 

@@ -19,6 +19,7 @@ from harness.recipe.references import Reference
 from harness.run import answer as answering
 from harness.run import store
 from harness.run.answer import Answer
+from harness.run.facts import busy_before
 from harness.run.store import Run
 from harness.stats.arms import Cell, cell_of
 from harness.stats.comparison import Comparison
@@ -76,6 +77,7 @@ class Shown:
         answer: the stored answer, None where there is none (yet).
         facts: of the machine, before the run.
         record: `run.json`.
+        busy: what says that others used the machine before the run began.
         published: where a published table comes from.
         troubles: what could not be read, and why.
     """
@@ -90,6 +92,7 @@ class Shown:
     answer: Answer | None = None
     facts: Mapping[str, Any] | None = None
     record: Mapping[str, Any] | None = None
+    busy: tuple[str, ...] = ()
     published: Reference | None = None
     troubles: tuple[str, ...] = ()
 
@@ -183,6 +186,7 @@ def _run(path: Path) -> Shown:
         answer=tried(partial(answering.stored, run), None, troubles),
         facts=facts.get("before") or {},
         record=tried(run.state, nothing, troubles),
+        busy=tuple(busy_before(facts)),
         troubles=tuple(troubles),
     )
 
