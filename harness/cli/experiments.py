@@ -102,7 +102,7 @@ def begin(arguments: argparse.Namespace, site: "Site", check: "Callable[[Plan], 
     Raises:
         HarnessError: something is wrong with the recipe, its rules say no, or a need is not met.
     """
-    from harness.publish import targets
+    from harness.publish import records, targets
     from harness.recipe.decide import decide
     from harness.run import store
     from harness.run.resume import fates
@@ -116,6 +116,8 @@ def begin(arguments: argparse.Namespace, site: "Site", check: "Callable[[Plan], 
     root = project_folder()
     if not arguments.no_publish:
         targets.check(plan, root)
+        if any(target["kind"] == "record" for target in plan.publish):
+            records.check(plan)
     check(plan)
     for finding in plan.findings:
         talk.line(f"{finding.severity}: {finding.id}: {finding.message}")

@@ -3,17 +3,21 @@
 A record is a run folder without what is large or says where a machine keeps things: plan, state, machine facts, what
 each launch said of itself, every level's result, the answer. `harness show`, `compare` and `verify` read it as a run.
 Of each file left out it keeps the sha256 (`record.json`), so that a run and its record can be told to belong together.
+The plan is kept whole, or its digest and those of its cells could not be derived again; one that would tell a secret or
+a home directory is refused.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
 from harness.files import sha256_file, write_atomic
 from harness.publish.blocks import Result
+from harness.recipe.plan import Plan
+from harness.recipe.secrets import holds_secret, looks_secret, tells_secret
 from harness.run import ledger
 from harness.run.store import Run, open_run
 from harness.run.verify import has_requests
@@ -28,6 +32,7 @@ _LAUNCH = (
 _STATE = ("format", "state", "at", "recipe", "plan", "started", "ended", "troubles", "error", "reproduces")
 _FACTS = ("format", "at", "harness", "python", "system", "cpu", "memory", "limits", "gpu", "git")
 _OF_A_GPU = frozenset({"uuid", "serial", "users", "pci_bus_id"})
+_HOME = re.compile(r"(?<![\w.-])/(home/[^/\s]+|Users/[^/\s]+|root)(/|$)")
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[^\s/'\"`,;:()\[\]]+/)+")  # an absolute path up to its last part
 
 
@@ -42,8 +47,9 @@ def keep(run: Run, folder: Path) -> Path:
         The record's own folder, named as the run.
 
     Raises:
-        InputError: the run's requests are not here, or the folder cannot be written.
+        InputError: the run's requests are not here, its plan may not be shown, or the folder cannot be written.
     """
+    check(run.plan())
     if not has_requests(run):
         raise InputError(f"`{run.path}` has no requests", hint="a record is made from the run itself")
     result, target = Result.of(run), folder / run.run_id
@@ -60,11 +66,57 @@ def keep(run: Run, folder: Path) -> Path:
         _write(place, level.model_dump(mode="json"))
     if result.answer is not None:
         _write(target / "comparison.json", result.answer.model_dump(mode="json"))
-    _write(target / "record.json", {"format": FORMAT, "run": run.run_id, "left_out": dict(_left_out(run))})
+    said = {"format": FORMAT, "run": run.run_id, "digests": ledger.NAME, "left_out": dict(_left_out(run))}
+    _write(target / "record.json", said)
     (target / ledger.NAME).unlink(missing_ok=True)
     ledger.note(target, sorted(target.rglob("*.json")))
     (target / ledger.NAME).chmod(0o644)
     return target
+
+
+def check(plan: Plan) -> None:
+    """Whether a plan may lie in a repository as it is.
+
+    Raises:
+        InputError: it holds a secret or a path below a home directory; says where, and never the value.
+    """
+    if found := list(dict.fromkeys(_revealing(plan))):
+        raise InputError(
+            "no record can be made of this plan: records are committed, and keep their plan whole",
+            details=found,
+            hint="name secrets in `server.secrets`, the recipe by a path from the project, and folders by variables of "
+            "the site file, `${MODELS}/...`",
+        )
+
+
+def _revealing(plan: Plan) -> Iterator[str]:
+    """What a plan would tell, by its place."""
+    for arm in plan.arms.values():
+        for section, values in (("args", arm.args), ("variables", arm.variables)):
+            for name, value in values.items():
+                if holds_secret(name, value):
+                    yield f"`arms.{arm.name}.{section}.{name}` holds a secret"
+        if tells_secret(arm.unchecked):
+            yield f"`arms.{arm.name}.unchecked` holds a secret"
+    home = f"{Path.home()}/"
+    # Launches repeat what their arms say.
+    for place, text in _texts(plan.model_dump(mode="json", exclude={"launches"}), ""):
+        if looks_secret(text):
+            yield f"`{place}` holds a secret"
+        if _HOME.search(text) or (home != "//" and home in text):
+            yield f"`{place}` holds a path below a home directory"
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Every text of some JSON with its place."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts(item, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, place)
 
 
 def find(run_id: str, folders: Sequence[Path]) -> Run | None:

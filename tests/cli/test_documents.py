@@ -140,6 +140,41 @@ def test_a_record_is_small_names_no_place_and_reads_as_a_run(workplace: Workplac
     assert (verified.code, verified.json["differences"]) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ("{WEIGHTS: /home/me/weights}", "`arms.baseline.variables.WEIGHTS` holds a path below a home directory"),
+        ("{WEIGHTS: file:///Users/me/weights}", "`arms.baseline.variables.WEIGHTS` holds a path below a home"),
+    ],
+)
+def test_a_run_whose_record_would_tell_of_a_home_directory_does_not_start(
+    workplace: Workplace, told: str, place: str
+) -> None:
+    variables = f"engine: simulated\n  variables: {told}"
+    recipe = workplace.changed(("logbook]", "record]"), ("engine: simulated", variables))
+    done = workplace.harness("run", recipe.name)
+    assert done.code == 2
+    assert place in done.err
+    assert "/me/" not in done.out + done.err
+    assert not (workplace.root / "runs").exists()
+    assert workplace.harness("run", recipe.name, "--no-publish").code in {0, 1}
+
+
+def test_no_record_is_made_of_an_older_plan_with_a_secret_in_it(workplace: Workplace, published: Path) -> None:
+    path = published / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["arms"]["baseline"]["variables"] = {"AUTHORIZATION": "Bearer sekret", "MODE": "hf_abcdefgh"}
+    plan["arms"]["baseline"]["unchecked"] = ["--api-key", "sekret"]
+    path.write_text(json.dumps(plan))
+    records = workplace.root / "elsewhere"
+    done = workplace.harness("publish", published, "--record", records)
+    assert done.code == 2
+    for place in ("variables.AUTHORIZATION", "variables.MODE", "unchecked"):
+        assert f"`arms.baseline.{place}` holds a secret" in done.err
+    assert "sekret" not in done.out + done.err
+    assert not records.exists()
+
+
 def test_a_record_says_what_the_files_were_that_it_leaves_out(workplace: Workplace, published: Path) -> None:
     record = json.loads((workplace.root / "docs" / "records" / published.name / "record.json").read_text())
     noted = {
