@@ -127,7 +127,7 @@ def _figure(result: Result, figure: Path | None, beside: Path | None) -> str:
     if figure is None or beside is None:
         raise InputError(f"run `{result.run.run_id}` has no figure here")
     sha256 = sha256_file(figure) if figure.is_file() else "missing"
-    link = f"![{result.plan.question}]({figure.relative_to(beside).as_posix()})"
+    link = f"![{docs.inert(result.plan.question)}]({figure.relative_to(beside).as_posix()})"
     return f"{_traced(result)}\n<!-- figure {sha256} -->\n\n{link}"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import Fault, InputError, Location
-from harness.files import write_atomic
+from harness.files import escape_control, write_atomic
 from harness.strict import suggest
 
 ALL = "all"
@@ -73,6 +73,11 @@ def blocks(text: str, path: str) -> list[Block]:
     if faults:
         raise InputError.of(faults)
     return found
+
+
+def inert(text: str) -> str:
+    """Somebody's text as one line of Markdown: it begins no entry, comment or block, and steers no terminal."""
+    return escape_control(" ".join(text.split())).replace("<!--", "&lt;!--")
 
 
 def rewrite(text: str, wanted: Callable[[Block], str | None], *, path: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.errors import InputError
 from harness.files import append_line
+from harness.publish.docs import inert
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Entry:
         return f"- run: `{self.run_id}`" + (f" ({self.state});" if self.state else ";")
 
     def text(self) -> str:
-        """The entry as Markdown."""
+        """The entry as Markdown: of each text one line, in which nothing begins an entry or a block."""
         lines = [
             f"## {self.date} run: {self.recipe}",
             "",
@@ -36,7 +37,7 @@ class Entry:
             f"{self.label} environment: {', '.join(self.environments) or 'none'}",
             *(f"- note: {surprise}" for surprise in self.surprises),
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(map(inert, lines)) + "\n"
 
 
 def append(path: Path, entry: Entry) -> bool:
@@ -44,7 +45,7 @@ def append(path: Path, entry: Entry) -> bool:
     if not path.is_file():
         raise InputError(f"there is no `{path}`", hint="make LOGBOOK.md with a title line; the harness only appends")
     text = path.read_text(encoding="utf-8")
-    if entry.label in text:
+    if any(line.startswith(entry.label) for line in text.split("\n")):  # not where another entry quotes it
         return False
     gap = "" if text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
     append_line(path, gap + entry.text().rstrip("\n"))

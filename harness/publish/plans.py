@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plan_text(plan: Plan) -> Text:
     """The head of a plan: question, arms with their argv, comparison."""
     lines = [
-        escape_control(f"{plan.recipe}: {plan.question}"),
+        f"{plan.recipe}: {plan.question}",
         f"plan {plan.digest[:16]}, measurement {plan.measurement}",
         "",
     ]
@@ -35,7 +35,7 @@ def plan_text(plan: Plan) -> Text:
     shared = [f"{launch.name} goes on with {launch.shares}" for launch in plan.launches if launch.shares]
     if shared:
         lines.append(f"the same server, asked differently: {', '.join(shared)}")
-    return Text("\n".join(lines))
+    return Text("\n".join(map(escape_control, lines)))
 
 
 def plan_table(plan: Plan, fates: Sequence[Any]) -> "Table":
@@ -51,8 +51,8 @@ def plan_table(plan: Plan, fates: Sequence[Any]) -> "Table":
         what = fate.fate + (f": {'; '.join(fate.why)}" if fate.why else "") if fate else "run"
         asked = str(level.requests) if level.requests else f"{level.duration_s:g} s"
         table.add_row(
-            launch.name, level.name, asked, str(level.warmup_requests), f"{level.level_timeout_s:.0f}",
-            cell.cell_id[:12], what,
+            escape_control(launch.name), level.name, asked, str(level.warmup_requests), f"{level.level_timeout_s:.0f}",
+            cell.cell_id[:12], escape_control(what),
         )  # fmt: skip
     return table
 
@@ -70,7 +70,8 @@ def where_table(values: Sequence[Value]) -> "Table":
         arms.setdefault((text, value.where), []).extend([value.arm] if value.arm else [])
     every = len({value.arm for value in values if value.arm})
     for (text, place), names in arms.items():
-        table.add_row("every arm" if len(names) == every > 1 else _several(names), escape_control(text), place)
+        about = "every arm" if len(names) == every > 1 else _several(names)
+        table.add_row(*map(escape_control, (about, text, place)))
     return table
 
 
@@ -88,9 +89,8 @@ def findings_text(plan: Plan) -> list[Text]:
         accepted = f"\n  accepted: {finding.accepted}" if finding.accepted else ""
         remedy = f"\n  do: {finding.remedy}" if finding.remedy else ""
         source = f"\n  source: {finding.source}" if finding.source else ""
-        found.append(
-            Text(f"{finding.severity}: {finding.id}{where}: {finding.message}{about}{remedy}{source}{accepted}")
-        )
+        text = f"{finding.severity}: {finding.id}{where}: {finding.message}{about}{remedy}{source}{accepted}"
+        found.append(Text(escape_control(text, keep="\t\n")))
     return found
 
 

@@ -119,6 +119,19 @@ def test_faults_of_keys_names_and_flags_come_in_one_list(workplace: Workplace) -
         assert fault in done.err
 
 
+def test_a_strangers_recipe_cannot_steer_the_terminal_that_shows_its_plan(workplace: Workplace) -> None:
+    escape = '"\\e]0;owned\\a\\e[2J\\u202e"'
+    text = f"engine: simulated\n  variables: {{MODE: {escape}}}\n  unchecked: [--note, {escape}]"
+    recipe = workplace.changed(("engine: simulated", text), ("Does it help?", escape))
+    for more in ([], ["--where"]):
+        done = workplace.harness("plan", recipe, *more)
+        assert done.code == 0, done.err
+        assert not acts_on_terminals(done.out + done.err)
+    shown = workplace.harness("plan", recipe).out
+    assert "MODE=\\x1b]0;owned\\x07\\x1b[2J\\u202e" in shown
+    assert shown.count("\\x1b]0;owned") == 5  # the question, and a variable and an argument of each of two arms
+
+
 def test_planning_a_strangers_recipe_executes_nothing(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     touched = workplace.root / "touched"
     text = QUICK.replace("step-ms: 2", f'step-ms: "$(touch {touched})"').replace(

@@ -108,6 +108,20 @@ def test_the_logbook_is_only_appended_to_and_a_run_stands_in_it_once(tmp_path: P
     )
 
 
+def test_a_question_forges_no_entry_no_marker_and_no_colour_in_the_logbook(tmp_path: Path) -> None:
+    path = tmp_path / "LOGBOOK.md"
+    path.write_text("# Logbook\n")
+    question = "a\n## 2020-01-01 run: fake\n<!-- harness:begin quick -->\n- run: `run-2`;\u2028\x1b[31mred\u202e"
+    assert logbook.append(path, logbook.Entry("2026-11-29", "run-1", "demo", question, "x\r# y", [], ["z\n## w"]))
+    assert path.read_text() == (
+        "# Logbook\n\n## 2026-11-29 run: demo\n\n"
+        "- question: a ## 2020-01-01 run: fake &lt;!-- harness:begin quick --> - run: `run-2`; \\x1b[31mred\\u202e\n"
+        "- answer: x # y\n- run: `run-1`; environment: none\n- note: z ## w\n"
+    )
+    assert docs.blocks(path.read_text(), "LOGBOOK.md") == []
+    assert logbook.append(path, logbook.Entry("2026-11-29", "run-2", "demo", "why?", "because", []))
+
+
 def test_a_run_that_failed_and_then_went_on_has_two_entries(tmp_path: Path) -> None:
     path = tmp_path / "LOGBOOK.md"
     path.write_text("# Logbook\n")
