@@ -151,7 +151,7 @@ def _submit(arguments: argparse.Namespace, begun: "Begun", plan: "Plan", site: "
         todo = _todo(begun, plan)
         if not todo:
             return False
-        (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew
+        run.withdraw_answer()
         run.write_state("submitted", started=store.now(), error=None)
         try:
             submission = submit.submit(run, plan, todo, site)

@@ -290,11 +290,13 @@ def _promises(plan: Plan, found: Mapping[str, Arm], base: Arm, settings: Setting
 
 def store(run: Run, found: Answer) -> None:
     """Write `comparison.json`, and each treatment's policy as a file that a machine can read."""
-    write_json(run.path / "comparison.json", found.model_dump(mode="json"), mode=0o600)
+    files = {"comparison.json": found.model_dump(mode="json")}
     for comparison in found.comparisons:
         if comparison.policy is not None:
-            path = run.path / f"policy-{comparison.treatment}.json"
-            write_json(path, comparison.policy.model_dump(mode="json"), mode=0o600)
+            files[f"policy-{comparison.treatment}.json"] = comparison.policy.model_dump(mode="json")
+    for name, value in files.items():
+        write_json(run.path / name, value, mode=0o600)
+        run.note(run.path / name)
 
 
 def arms(run: Run) -> dict[str, Arm]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.errors import InputError
 from harness.recipe import identity
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch
 from harness.run import facts as machine
+from harness.run import ledger
 from harness.run.store import Run
 from harness.stats.level import LevelResult
 
@@ -15,11 +17,15 @@ _COUNT = {"valid", "suspect"}  # verdicts of cells whose numbers count
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
-    """Where a finished cell of an earlier run lies."""
+    """Where a finished cell of an earlier run lies, and the sha256 of its files, by name, from when it was finished.
+
+    `noted` is empty where that run kept no digests.
+    """
 
     run: Run
     launch: str
     level: str
+    noted: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,15 @@ def fates(plan: Plan, earlier: Sequence[Run]) -> list[CellFate]:
     earlier = list(_readable(earlier))  # once, not for every cell
     finished = _finished(earlier)
     planned = [_Earlier.of(run) for run in earlier]  # each plan is read once: with ten thousand cells it is large
+    sound = _Sound()
     found = []
     for launch, cell in plan.cells():
-        if (source := finished.get(cell.cell_id)) is not None:
-            found.append(CellFate(launch.name, cell.level.name, "reuse", source=source))
+        candidates = [sound.of(*place) for place in finished.get(cell.cell_id, ())]
+        name = cell.level.name
+        if source := next((one for one in candidates if isinstance(one, Reusable)), None):
+            found.append(CellFate(launch.name, name, "reuse", source=source))
+        elif candidates:
+            found.append(CellFate(launch.name, name, "stale", tuple(map(str, candidates[:1]))))
         else:
             found.append(_fate(planned, launch, cell))
     return found
@@ -56,7 +67,7 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
     target = run.start_requests(launch.name, cell.level.name)
     origin = source.run.level_folder(source.launch, source.level)
     for path in origin.iterdir():
-        if path.name != "level.json" and path.is_file():
+        if path.name != "level.json" and ledger.is_current(path):
             (target.parent / path.name).write_bytes(path.read_bytes())
     if not run.launch(launch.name):
         said = source.run.launch(source.launch)
@@ -64,7 +75,8 @@ def take_over(run: Run, launch: PlannedLaunch, cell: PlannedCell, source: Reusab
         run.write_launch(launch.name, {**said, "facts": facts, "reused_from": source.run.run_id})
     moved = result.model_copy(update={"launch": launch.name, "arm": launch.arm, "block": launch.block})
     run.write_level(launch.name, moved)
-    run.event("reused", launch=launch.name, level=cell.level.name, source=source.run.run_id)
+    facts = {"source": source.run.run_id, "digests": dict(source.noted)}
+    run.event("reused", launch=launch.name, level=cell.level.name, **facts)
     return moved
 
 
@@ -103,14 +115,33 @@ def _readable(earlier: Sequence[Run]) -> Iterator[Run]:
         yield run
 
 
-def _finished(earlier: Sequence[Run]) -> dict[str, Reusable]:
-    """Cells whose numbers count, by identity; the newest run wins."""
-    found: dict[str, Reusable] = {}
+def _finished(earlier: Sequence[Run]) -> dict[str, list[tuple[Run, str, str]]]:
+    """Cells whose numbers count, by identity: run, launch and level of each, the newest run first."""
+    found: dict[str, list[tuple[Run, str, str]]] = {}
     for run in earlier:
         for launch, result in run.levels():
             if result.verdict.state in _COUNT:
-                found.setdefault(result.cell_id, Reusable(run, launch, str(result.level["name"])))
+                found.setdefault(result.cell_id, []).append((run, launch, str(result.level["name"])))
     return found
+
+
+class _Sound:
+    """Whether finished cells are still what was measured; each run's list of digests is read once."""
+
+    def __init__(self) -> None:
+        self._noted: dict[Path, Mapping[str, ledger.Noted]] = {}
+
+    def of(self, run: Run, launch: str, level: str) -> "Reusable | str":
+        """The cell to reuse, or why its numbers are not those of a measurement."""
+        if not run.keeps_digests():  # an older harness kept none
+            return Reusable(run, launch, level)
+        known = self._noted.setdefault(run.path, ledger.noted(run.path))
+        folder = run.level_folder(launch, level)
+        if others := ledger.changed(run.path, folder, known):
+            return f"it was changed since it was measured: {', '.join(others)}"
+        within = folder.relative_to(run.path).as_posix() + "/"
+        digests = {path.removeprefix(within): one.sha256 for path, one in known.items() if path.startswith(within)}
+        return Reusable(run, launch, level, digests)
 
 
 def refuse_other_hardware(here: Mapping[str, object], sources: Sequence[Run]) -> None:

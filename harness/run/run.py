@@ -109,7 +109,7 @@ def _recorded(run: Run, sources: Sequence[Run]) -> Iterator[None]:
     inputs.keep(run, run.plan())
     run.write_facts({"before": here})
     run.write_state("running", started=run.state().get("started") or now())
-    (run.path / "comparison.json").unlink(missing_ok=True)  # cells may be measured anew
+    run.withdraw_answer()
     try:
         yield
     except HarnessError as error:

@@ -42,6 +42,7 @@ from harness.stats.level import LevelResult, Stored
 FORMAT = "harness.run/1"
 S = TypeVar("S", bound=Stored)
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,119}")
+_SAYING = ("run.json", "record.json")  # files that say under `digests` which list of digests is kept
 _PRIVATE_DIR = 0o700
 _PRIVATE = 0o600
 
@@ -78,6 +79,10 @@ class Run:
                 return "killed; go on with `harness run RECIPE --resume`"
         except InputError:
             return state
+
+    def keeps_digests(self) -> bool:
+        """Whether a list of digests is here, or should be: `run.json` (in a record, `record.json`) says so."""
+        return ledger.kept(self.path) or any("digests" in _object(self.path / name) for name in _SAYING)
 
     def facts(self) -> dict[str, Any]:
         """Machine facts, empty when not yet collected."""
@@ -146,11 +151,9 @@ class Run:
     def write_state(self, state: str, **more: Any) -> None:
         """Replace `run.json`; what was there and is not named now stays."""
         current = self.state()
-        write_json(
-            self.path / "run.json",
-            {**current, "format": FORMAT, "state": state, "at": now(), **more},
-            mode=_PRIVATE,
-        )
+        path = self.path / "run.json"
+        write_json(path, {**current, "format": FORMAT, "state": state, "at": now(), **more}, mode=_PRIVATE)
+        self.note(path)
 
     def write_plan(self, plan: Plan) -> None:
         """Replace the plan: a run that refines adds launches to it."""
@@ -173,12 +176,18 @@ class Run:
         """Finish a cell: its `level.json` is the mark that it is whole."""
         path = self.level_folder(launch, str(result.level["name"])) / "level.json"
         write_json(path, result.model_dump(mode="json"), mode=_PRIVATE)
-        whole = (one for one in path.parent.iterdir() if one.is_file() and ".attempt-" not in one.name)
-        self.note(*sorted(whole))
+        self.note(*sorted(one for one in path.parent.iterdir() if ledger.is_current(one)))
 
     def note(self, *files: Path) -> None:
         """Write down what some finished files are, so that a later change of them shows."""
         ledger.note(self.path, files, self.writer)
+
+    def withdraw_answer(self) -> None:
+        """Take the answer away, with its policies: cells may be measured anew."""
+        old = [self.path / "comparison.json", *sorted(self.path.glob("policy-*.json"))]
+        ledger.forget(self.path, old, self.writer)
+        for path in old:
+            path.unlink(missing_ok=True)
 
     def start_requests(self, launch: str, level: str) -> Path:
         """A fresh `requests.jsonl`; an earlier attempt, unfinished or in vain, is set aside whole, never lost."""
@@ -188,7 +197,8 @@ class Run:
         if path.exists():
             self._settle(launch, level)
             attempt = 1 + len(list(folder.glob("requests.attempt-*.jsonl")))
-            old = [one for one in folder.iterdir() if one.is_file() and ".attempt-" not in one.name]
+            old = [one for one in folder.iterdir() if ledger.is_current(one)]
+            ledger.forget(self.path, old, self.writer)
             # The level's own file first: from here on the cell is not finished.
             for one in sorted(old, key=lambda one: one.name != "level.json"):
                 one.rename(one.with_name(f"{one.stem}.attempt-{attempt}{one.suffix}"))
@@ -211,9 +221,14 @@ class Run:
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything that happened so far, whoever wrote it down."""
-        found = [event for path in sorted(self.path.glob("events*.jsonl")) for event in read_json_lines(path)]
-        return sorted(found, key=lambda event: str(event["at"]))
+        """Everything that happened so far, whoever wrote it down; lines that are no events are left out."""
+        return sorted((event for _, event in self.event_lines() if is_event(event)), key=lambda event: str(event["at"]))
+
+    def event_lines(self) -> Iterator[tuple[str, Any]]:
+        """Every line of the event logs, whatever it holds, with where it stands: `events.jsonl:3`."""
+        for path in sorted(self.path.glob("events*.jsonl")):
+            for number, event in enumerate(read_json_lines(path), 1):
+                yield f"{path.name}:{number}", event
 
     @property
     def _suffix(self) -> str:
@@ -242,7 +257,7 @@ def create(folder: Path, plan: Plan, *, name: str | None = None) -> Run:
         raise InputError(f"cannot make the run folder `{path}`: {error.strerror}") from error
     run = Run(path)
     run.write_plan(plan)
-    run.write_state("planned", recipe=plan.recipe, plan=plan.digest)
+    run.write_state("planned", recipe=plan.recipe, plan=plan.digest, digests=ledger.NAME)
     return run
 
 
@@ -275,6 +290,11 @@ def find(folder: Path, recipe: str) -> list[Run]:
     runs = [Run(path.parent) for path in folder.glob("*/plan.json")]
     named = [run for run in runs if run.state().get("recipe") == recipe]
     return sorted(named, key=lambda run: run.run_id, reverse=True)
+
+
+def is_event(line: Any) -> bool:
+    """Whether a line is one that `Run.event` wrote: an object with a time and a kind."""
+    return isinstance(line, dict) and isinstance(line.get("at"), str) and isinstance(line.get("kind"), str)
 
 
 def now() -> str:

@@ -6,6 +6,7 @@ verdicts, comparisons; and every digest from its file. A run that is not finishe
 could not be checked is named.
 """
 
+import contextlib
 import datetime
 import json
 import math
@@ -24,7 +25,7 @@ from harness.load.records import ClientFacts, LevelTrace, RequestRecord
 from harness.recipe import identity
 from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch, cell_identity
 from harness.run import answer, inputs, judge, ledger, logs
-from harness.run.store import Run
+from harness.run.store import Run, is_event
 from harness.stats import metrics
 from harness.stats.level import MEASUREMENT, LevelResult
 
@@ -51,7 +52,7 @@ class Verification:
 
     `numbers` counts values that were derived again, `digests` those recomputed from files, `levels` the levels whose
     every number was. `missing` holds file and key of values that can be derived and are not stored, `bare` the
-    levels without requests.
+    levels without requests, `taken` the event of each cell, by launch and level, that another run measured.
     """
 
     run_id: str
@@ -62,6 +63,7 @@ class Verification:
     unchecked: list[str] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)
+    taken: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -119,7 +121,9 @@ def verify(run: Run) -> Verification:
     """
     found = Verification(run.run_id)
     plan = run.plan()
+    found.taken = dict(_reused(run, plan))
     _files(run, found)
+    _events(run, found)
     _plan(run, plan, found)
     _inputs(run, plan, found)
     for launch, cell in plan.cells():
@@ -161,11 +165,98 @@ def has_requests(run: Run) -> bool:
 
 def _files(run: Run, found: Verification) -> None:
     """Every file that was finished, against what it was then."""
-    noted = ledger.noted(run.path)
-    if not noted:
+    if not run.keeps_digests():
         found.unchecked.append(f"files: this run kept no {ledger.NAME}, so a changed file shows only in its numbers")
+        return
+    noted = ledger.noted(run.path)
+    if not ledger.kept(run.path):
+        found.differences.append(
+            Difference(ledger.NAME, "contents", "(no such file)", "a line for every finished file")
+        )
+        return
+    for where, fault in ledger.faults(run.path):
+        found.differences.append(Difference(where, "line", fault, "a line as the harness wrote it"))
     for one in noted.values():
         found.hold(one.path, "sha256", one.sha256, ledger.sha256_now(run.path, one) or "(no such file)")
+    _without_line(run, [file for file in _finished(run) if file not in noted], found)
+    _taken_over(run, found)
+
+
+def _events(run: Run, found: Verification) -> None:
+    """What happened is taken as it was noted; only lines that are no events show."""
+    for where, line in run.event_lines():
+        if not is_event(line):
+            found.differences.append(Difference(where, "line", line, "an event with `at` and `kind`"))
+
+
+def _without_line(run: Run, files: Sequence[str], found: Verification) -> None:
+    """Files that are there and that the list of digests does not know."""
+    if _state(run) == "done":
+        for file in files:
+            found.hold(file, "sha256", f"(no line in {ledger.NAME})", sha256_file(run.path / file))
+    elif files:  # a kill may fall between a file and its line
+        more = f" and {len(files) - 1} more files" if files[1:] else ""
+        found.unchecked.append(f"{files[0]}{more}: no line in {ledger.NAME}, in a run that is not done")
+
+
+def _finished(run: Run) -> Iterator[str]:
+    """The files of a run that every harness with a list of digests writes into it."""
+    path = run.path
+    always = [path / "plan.json", path / "facts.json", *path.glob("launches/*/launch.json")]
+    always += [one for one in path.glob("inputs/**/*") if one.is_file()]
+    for level in path.glob("launches/*/levels/*/level.json"):
+        always += [one for one in level.parent.iterdir() if ledger.is_current(one)]
+    if _says_digests(run):  # as does one that notes in `run.json` that it keeps a list
+        always += [path / "run.json", path / "comparison.json", *path.glob("policy-*.json")]
+    return (_relative(run, one) for one in sorted(always) if one.is_file())
+
+
+def _says_digests(run: Run) -> bool:
+    try:
+        return "digests" in run.state()
+    except InputError:
+        return False
+
+
+def _state(run: Run) -> str:
+    try:
+        return str(run.state()["state"])
+    except InputError:
+        return "damaged"
+
+
+def _taken_over(run: Run, found: Verification) -> None:
+    """Cells that another run measured: their files against what that run had noted of them."""
+    for (launch, name), event in found.taken.items():
+        digests = event.get("digests")
+        for file, sha256 in digests.items() if isinstance(digests, Mapping) else ():
+            if file == "level.json" or "/" in file:  # its launch, arm and block are those of this run now
+                continue
+            path = run.level_folder(launch, name) / file
+            now = sha256_file(path) if path.is_file() else "(no such file)"
+            found.hold(_relative(run, path), f"sha256 in `{event.get('source')}`", str(sha256), now)
+
+
+def _reused(run: Run, plan: Plan) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    """The event of each cell that another run measured and that was not measured here later, by launch and level."""
+    events = (event for event in run.events() if event["kind"] == "reused")
+    newest = {(event.get("launch"), event.get("level")): event for event in events}
+    for launch, cell in plan.cells():
+        place = (launch.name, cell.level.name)
+        path = run.level_folder(*place) / "level.json"
+        if place in newest and path.is_file():
+            began, taken = _instant(_began(path)), _instant(newest[place]["at"])
+            if began is None or taken is None or began < taken:
+                yield place, newest[place]
+
+
+def _began(path: Path) -> str:
+    """When a level began; empty where its file is damaged, which is told where the level is checked."""
+    try:
+        stored = read_json(path)
+    except InputError:
+        return ""
+    return str(stored.get("started_at")) if isinstance(stored, Mapping) else ""
 
 
 def _plan(run: Run, plan: Plan, found: Verification) -> None:
@@ -257,7 +348,8 @@ def _level(run: Run, plan: Plan, launch: PlannedLaunch, cell: PlannedCell, found
         return
     records = tuple(run.requests(launch.name, name))
     _records(_relative(run, folder / "requests.jsonl"), records, bool(plan.arms[launch.arm].secrets), found)
-    derived = _derived(run, plan, _Cell(launch, cell, stored, records, folder), found)
+    reused = (launch.name, name) in found.taken
+    derived = _derived(run, plan, _Cell(launch, cell, stored, records, folder, reused), found)
     found.levels += 1
     found.compare(file, read_json(folder / "level.json"), derived.model_dump(mode="json"))
 
@@ -271,6 +363,7 @@ class _Cell:
     stored: LevelResult
     records: tuple[RequestRecord, ...]
     folder: Path
+    reused: bool  # another run measured it, and this one's server log says nothing of it
 
     @property
     def label(self) -> str:
@@ -364,8 +457,7 @@ def _died(stored: LevelResult) -> str | None:
 def _log(run: Run, one: _Cell) -> str | None:
     """What the server had logged by the end of a level; None where that log is not in this run."""
     path = run.launch_folder(one.launch.name) / "server.log"
-    taken = {(event.get("launch"), event.get("level")) for event in run.events() if event.get("kind") == "reused"}
-    if (one.launch.name, one.cell.level.name) in taken or not path.is_file():
+    if one.reused or not path.is_file():
         return None
     later = [
         result.started_at
@@ -411,8 +503,7 @@ def _comparison(run: Run, found: Verification) -> None:
     """The stored answer, and each policy, from the levels."""
     path = run.path / "comparison.json"
     if not path.is_file():
-        if run.plan().compare is not None:
-            found.unchecked.append("comparison.json: this run has none (it did not end, or measured too little)")
+        _unanswered(run, found)
         return
     try:
         known = answer.stored(run)
@@ -433,6 +524,19 @@ def _comparison(run: Run, found: Verification) -> None:
         policy = run.path / f"policy-{comparison.treatment}.json"
         if comparison.policy is not None and policy.is_file():
             found.compare(policy.name, read_json(policy), comparison.policy.model_dump(mode="json"))
+
+
+def _unanswered(run: Run, found: Verification) -> None:
+    """No answer is stored: is there one to be had?"""
+    plan = run.plan()
+    if plan.compare is None:
+        return
+    if _state(run) == "done" and _says_digests(run) and has_requests(run):
+        with contextlib.suppress(InputError):  # too little was measured
+            answer.derived(run, answer.Answer(run_id=run.run_id, question=plan.question, comparisons=()))
+            found.differences.append(Difference("comparison.json", "contents", "(no such file)", "an answer"))
+            return
+    found.unchecked.append("comparison.json: this run has none (it did not end, or measured too little)")
 
 
 def _same(one: Any, other: Any) -> bool:

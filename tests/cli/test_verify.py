@@ -1,5 +1,6 @@
 """`harness verify`: a stored run comes out again from its requests, and whatever was changed is named."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from harness.cli import main
 
 LEVEL = "launches/01-baseline/levels/c1/level.json"
 REQUESTS = "launches/01-baseline/levels/c1/requests.jsonl"
+UNPUBLISHED = QUICK.replace("publish: [{doc: docs/quick.md, block: quick}, logbook]\n", "")
 Change = Callable[[Any], None]
 
 
@@ -23,7 +25,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("measured")
     (root / "envspecs").mkdir()
     recipe = root / "quick.yaml"
-    recipe.write_text(QUICK.replace("publish: [{doc: docs/quick.md, block: quick}, logbook]\n", ""))
+    recipe.write_text(UNPUBLISHED)
     before = Path.cwd()
     os.chdir(root)
     try:
@@ -148,17 +150,22 @@ def test_a_file_that_does_not_read_is_a_difference_and_not_the_end(workplace: Wo
 
 
 def test_a_partial_run_is_checked_as_far_as_it_goes(workplace: Workplace, run: Path) -> None:
-    """As a kill leaves it: one level without its result, one never begun, no comparison."""
-    (run / "comparison.json").unlink()
+    """As a kill leaves it: one level without its result, one never begun, no comparison, a run that goes on."""
+    state = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**state, "state": "running"}))
+    for answer_file in (run / "comparison.json", run / "policy-speculative.json"):
+        answer_file.unlink()
     (run / "launches/02-speculative/levels/c1/level.json").unlink()
     shutil.rmtree(run / "launches/02-speculative/levels/c2")
     ledger = run / "digests.jsonl"
-    kept = [line for line in ledger.read_text().splitlines() if "02-speculative/levels" not in line]
+    gone = ("02-speculative/levels", '"comparison.json"', '"policy-', '"run.json"')
+    kept = [line for line in ledger.read_text().splitlines() if not any(name in line for name in gone)]
     ledger.write_text("\n".join(kept) + "\n")
     answer = workplace.harness("verify", run, "--json")
     assert (answer.code, answer.json["differences"], answer.json["levels"]) == (0, [], 2)
     # Four measured requests, and one warm-up at the head of C=1.
     assert answer.json["unchecked"] == [
+        "run.json: no line in digests.jsonl, in a run that is not done",
         "02-speculative c1: not finished, 5 requests noted",
         "02-speculative c2: not measured",
         "comparison.json: this run has none (it did not end, or measured too little)",
@@ -167,12 +174,99 @@ def test_a_partial_run_is_checked_as_far_as_it_goes(workplace: Workplace, run: P
 
 def test_a_run_of_an_older_harness_says_what_it_did_not_keep(workplace: Workplace, run: Path) -> None:
     (run / "digests.jsonl").unlink()
+    change(run / "run.json", lambda state: state.pop("digests"))
     shutil.rmtree(run / "inputs")
     change(run / LEVEL, lambda level: level["metrics"]["ttft_s"].pop("minimum"))
     answer = workplace.harness("verify", run, "--json")
     assert (answer.code, answer.json["differences"]) == (0, [])
     assert answer.json["unchecked"][0].startswith("files: this run kept no digests.jsonl")
     assert any("no `metrics.ttft_s.minimum`" in text for text in answer.json["unchecked"])
+
+
+# The list of digests
+
+
+def test_a_cell_that_was_edited_is_measured_again_and_never_reused(workplace: Workplace, run: Path) -> None:
+    change(run / LEVEL, lambda level: level["throughput"].update(output_tok_s=1e6))
+    requests = run / "launches/02-speculative/levels/c2/requests.jsonl"
+    requests.write_text(requests.read_text().replace("0.0", "0.1", 1))
+    recipe = workplace.recipe(UNPUBLISHED)
+    planned = workplace.harness("plan", recipe, "--resume", run, "--json").json["cells"]
+    fates = {(cell["launch"], cell["level"]): (cell["fate"], cell["why"]) for cell in planned}
+    assert fates == {
+        ("01-baseline", "c1"): ("stale", ["it was changed since it was measured: level.json"]),
+        ("01-baseline", "c2"): ("reuse", []),
+        ("02-speculative", "c1"): ("reuse", []),
+        ("02-speculative", "c2"): ("stale", ["it was changed since it was measured: requests.jsonl"]),
+    }
+
+
+def test_a_cell_that_was_taken_over_is_held_against_what_its_run_had_noted(workplace: Workplace, run: Path) -> None:
+    """Edited after it was taken over, with its line in the list of digests brought up to date."""
+    recipe = workplace.recipe(UNPUBLISHED.replace("speculative-step-ms: 1", "speculative-step-ms: 2"))
+    assert workplace.harness("run", recipe, "--resume", run, "--name", "second").code in {0, 1}
+    second = run.parent / "second"
+    assert told(workplace, second) == []
+    note_anew(second, REQUESTS, (second / REQUESTS).read_text() + "\n")
+    assert told(workplace, second) == [(REQUESTS, f"sha256 in `{run.name}`")]
+
+
+def note_anew(run: Path, file: str, text: str) -> None:
+    """Change a file, and its line in the list of digests with it."""
+    (run / file).write_text(text)
+    lines = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    lines = [{**line, "sha256": sha256, "size": len(text.encode())} if line["path"] == file else line for line in lines]
+    (run / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["run.json", "plan.json", "facts.json", "launches/01-baseline/launch.json", LEVEL, REQUESTS, "comparison.json"],
+)
+def test_a_finished_file_without_its_line_of_digests_is_named(workplace: Workplace, run: Path, file: str) -> None:
+    ledger = run / "digests.jsonl"
+    kept = [line for line in ledger.read_text().splitlines() if f'"path": "{file}"' not in line]
+    assert len(kept) < len(ledger.read_text().splitlines())
+    ledger.write_text("\n".join(kept) + "\n")
+    assert told(workplace, run) == [(file, "sha256")]
+
+
+def test_a_list_of_digests_that_is_gone_is_named(workplace: Workplace, run: Path) -> None:
+    (run / "digests.jsonl").unlink()
+    assert told(workplace, run) == [("digests.jsonl", "contents")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "null",
+        "3",
+        '{"path": "plan.json", "size": [], "sha256": "0"}',
+        '{"path": "../../../etc/passwd", "size": 1, "sha256": "0"}',
+        '{"path": "/etc/passwd", "size": 1, "sha256": "0"}',
+        '{"path": "plan.json", "size": 1, "sha256": "0", "at": "now"}',
+    ],
+)
+def test_a_line_of_digests_that_no_harness_wrote_is_named(workplace: Workplace, run: Path, line: str) -> None:
+    ledger = run / "digests.jsonl"
+    ledger.write_text(line + "\n" + ledger.read_text())
+    assert told(workplace, run) == [("digests.jsonl:1", "line")]
+
+
+def test_an_answer_made_anew_is_noted_anew(workplace: Workplace, run: Path) -> None:
+    # Noted, withdrawn, noted again.
+    recipe = workplace.recipe(UNPUBLISHED)
+    for _ in range(2):
+        assert workplace.harness("run", recipe, "--resume").code in {0, 1}
+    again = next(path for path in run.parent.iterdir() if path != run)
+    assert told(workplace, again) == []
+    assert sum('"comparison.json"' in line for line in (again / "digests.jsonl").read_text().splitlines()) == 3
+
+
+def test_an_answer_that_is_gone_from_a_finished_run_is_named(workplace: Workplace, run: Path) -> None:
+    (run / "comparison.json").unlink()
+    assert told(workplace, run) == [("comparison.json", "sha256"), ("comparison.json", "contents")]
 
 
 def test_a_folder_that_is_no_run_is_an_input_error(workplace: Workplace) -> None:
