@@ -15,6 +15,8 @@ Raised anywhere, caught once, in `cli`. A message reads: what, where, what was s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_FAULTS_SHOWN = 50  # more would push the first ones, which the rest may follow from, off the screen
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -80,13 +82,15 @@ class InputError(HarnessError):
 
     @classmethod
     def of(cls, faults: Sequence[Fault], *, hint: str | None = None) -> "InputError":
-        """All faults of one input as one error, which keeps them in `faults`."""
+        """All faults of one input as one error, which keeps them in `faults` and tells the first ones."""
         faults = sorted(faults, key=_position)
         if len(faults) == 1:
             fault = faults[0]
             error = cls(str(Fault(fault.message, fault.where)), hint=fault.hint or hint)
         else:
-            error = cls(f"{len(faults)} faults", details=[str(fault) for fault in faults], hint=hint)
+            shown = [str(fault) for fault in faults[:_FAULTS_SHOWN]]
+            more = [f"and {len(faults) - _FAULTS_SHOWN} more"] if len(faults) > _FAULTS_SHOWN else []
+            error = cls(f"{len(faults)} faults", details=shown + more, hint=hint)
         error.faults = tuple(faults)
         return error
 

@@ -25,6 +25,8 @@ from harness.errors import Fault, InputError, Location
 
 Pointer = tuple[str | int, ...]
 _FILES_NAMED = 8  # files of a folder that a hint names
+_MOST_VALUES = 100_000
+_MOST_COPIES = 10_000  # by aliases: some hundred bytes of them could write out to more than memory holds
 
 
 class Strict(BaseModel):
@@ -99,9 +101,15 @@ def read_text(text: str, path: str) -> Document:
         raise InputError(f"`{path}` is not valid YAML: {_first_line(str(error))}") from error
     except RecursionError as error:
         raise InputError(f"`{path}` is nested too deep to be read") from error
+    except AttributeError as error:  # how the library takes `a: &a {<<: *a}`
+        raise InputError(f"`{path}` is not valid YAML: an alias stands in what it names") from error
     places: dict[Pointer, Location] = {(): Location(path, 1, 1)}
     faults: list[Fault] = []
-    data = _plain(tree, (), path, places, faults)
+    most = min(_MOST_VALUES, _MOST_COPIES + len(text))  # no value is written with less than a character
+    try:
+        data = _plain(tree, (), _Reading(path, places, faults, most))
+    except RecursionError as error:
+        raise InputError(f"`{path}` is nested too deep to be read") from error
     if not isinstance(data, dict):
         seen = "empty" if data is None else f"a {type(data).__name__}"
         faults.append(Fault(f"a mapping was expected at the top, the file is {seen}", places[()]))
@@ -159,42 +167,61 @@ def _beside(path: Path) -> str | None:
     return "there are: " + ", ".join(f"`{file}`" for file in [*files.values()][:_FILES_NAMED]) + more if files else None
 
 
-def _plain(node: Any, pointer: Pointer, path: str, places: dict[Pointer, Location], faults: list[Fault]) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A file being made into plain values: where each was written, what is wrong, and how many there may be."""
+
+    path: str
+    places: dict[Pointer, Location]
+    faults: list[Fault]
+    most: int
+
+    def note(self, pointer: Pointer, line: int, column: int) -> None:
+        """Note where a value was written, counted from 0."""
+        if len(self.places) > self.most:
+            raise InputError(
+                f"`{self.path}` holds more than {self.most} values, with its aliases written out",
+                hint="aliases of aliases multiply: write out what is needed",
+            )
+        self.places[pointer] = Location(self.path, line + 1, column + 1)
+
+
+def _plain(node: Any, pointer: Pointer, reading: _Reading) -> Any:
     """Round-trip YAML nodes to plain values, noting the place of each."""
     if isinstance(node, CommentedMap):
         result: dict[str, Any] = {}
         for key, value in node.items():
             line, column = node.lc.key(key) if key in (node.lc.data or {}) else (node.lc.line, node.lc.col)
-            place = Location(path, line + 1, column + 1)
             if not isinstance(key, str):
-                faults.append(Fault(f"keys are text, got `{key}`", place, "put it in quotes"))
+                place = Location(reading.path, line + 1, column + 1)
+                reading.faults.append(Fault(f"keys are text, got `{key}`", place, "put it in quotes"))
                 continue
-            places[(*pointer, str(key))] = place
-            result[str(key)] = _plain(value, (*pointer, str(key)), path, places, faults)
+            below = (*pointer, str(key))
+            reading.note(below, line, column)
+            result[str(key)] = _plain(value, below, reading)
         return result
     if isinstance(node, CommentedSeq):
         items = []
         for index, value in enumerate(node):
-            line, column = node.lc.item(index)
-            places[(*pointer, index)] = Location(path, line + 1, column + 1)
-            items.append(_plain(value, (*pointer, index), path, places, faults))
+            reading.note((*pointer, index), *node.lc.item(index))
+            items.append(_plain(value, (*pointer, index), reading))
         return items
-    return _scalar(node, pointer, path, places, faults)
+    return _scalar(node, pointer, reading)
 
 
-def _scalar(node: Any, pointer: Pointer, path: str, places: Mapping[Pointer, Location], faults: list[Fault]) -> Any:
-    where = places.get(pointer, Location(path, 1, 1))
+def _scalar(node: Any, pointer: Pointer, reading: _Reading) -> Any:
+    where = reading.places.get(pointer, Location(reading.path, 1, 1))
     if node is None or isinstance(node, bool):
         return node
     if isinstance(node, datetime.date | datetime.datetime):
         return node.isoformat()
     if isinstance(node, float) and not math.isfinite(node):
-        faults.append(Fault(f"a finite number was expected, got {float(node)}", where))
+        reading.faults.append(Fault(f"a finite number was expected, got {float(node)}", where))
         return None
     for plain in (int, float, str):
         if isinstance(node, plain):
             return plain(node)
-    faults.append(Fault(f"plain YAML was expected, got a {type(node).__name__}", where))
+    reading.faults.append(Fault(f"plain YAML was expected, got a {type(node).__name__}", where))
     return None
 
 

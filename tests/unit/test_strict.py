@@ -102,3 +102,41 @@ def test_dates_and_versions_stay_text() -> None:
         "arch": "12.0a",
         "answer": "yes",
     }
+
+
+def test_some_bytes_of_aliases_do_not_write_out_to_a_mountain() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]  # 9 ** 12 values
+    with pytest.raises(InputError, match=r"`f.yaml` holds more than \d+ values, with its aliases written out"):
+        read_text("\n".join(lines), "f.yaml")
+    with pytest.raises(InputError):
+        read_text("\n".join(lines[:5]), "f.yaml")  # 9 ** 5 = 59049
+
+
+@pytest.mark.parametrize("text", ["a: &a {<<: *a, b: 1}\n", "a: &a {<<: [*a], b: 1}\n"])
+def test_an_alias_of_what_it_stands_in_is_an_input_error(text: str) -> None:
+    with pytest.raises(InputError, match=r"`f\.yaml` is not valid YAML: an alias stands in what it names"):
+        read_text(text, "f.yaml")
+
+
+def test_aliases_as_people_use_them_are_read() -> None:
+    assert read_text("a: &a {x: [1, 2]}\nb: {<<: *a, y: 3}\nc: [*a, *a]\n", "f.yaml").data == {
+        "a": {"x": [1, 2]},
+        "b": {"x": [1, 2], "y": 3},
+        "c": [{"x": [1, 2]}, {"x": [1, 2]}],
+    }
+
+
+def test_a_file_as_long_as_people_write_them_is_read() -> None:
+    assert len(read_text("a: [" + "1," * 11_000 + "]\n", "f.yaml").data["a"]) == 11_000
+
+
+def test_of_very_many_faults_the_first_fifty_are_told() -> None:
+    text = "name: a\ninner: {levels: [1]}\n" + "".join(f"extra{n:03}: 1\n" for n in range(191))
+    with pytest.raises(InputError) as caught:
+        parse(read_text(text, "f.yaml"), Outer)
+    told = str(caught.value).splitlines()
+    assert told[0] == "191 faults"
+    assert [line[:11] for line in told[1:51]] == [f"  f.yaml:{n}:"[:11] for n in range(3, 53)]
+    assert told[51:] == ["  and 141 more"]
+    assert len(caught.value.faults) == 191
