@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from harness import errors
+from harness.cli import BUG
 from harness.cli import parser as every_verb
 from harness.env.spec import EnvSpec
 from harness.recipe.references import Reference
@@ -126,8 +127,12 @@ def _exit_codes() -> Iterator[str]:
     yield "| code | what it means | in the code |\n| ---: | --- | --- |"
     yield "| 0 | done | |"
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.HarnessError)]
-    for kind in sorted(set(kinds) - {errors.HarnessError}, key=lambda kind: kind.exit_code):
-        yield f"| {kind.exit_code} | {_cell(_sentence(kind))} | `{kind.__name__}` |"
+    rows = {
+        kind.exit_code: f"{_cell(_sentence(kind))} | `{kind.__name__}`" for kind in set(kinds) - {errors.HarnessError}
+    }
+    rows[BUG] = "A bug in the harness; stderr has the traceback. | any other exception"
+    for code, row in sorted(rows.items()):
+        yield f"| {code} | {row} |"
     yield ""
 
 

@@ -28,12 +28,13 @@ from harness.cli import (
     starting,
     validation,
 )
-from harness.cli.talk import Talk
+from harness.cli.talk import Talk, safe
 from harness.errors import HarnessError, InputError
 
 EXIT_CODES = """exit codes:
   0 done   1 the answer is no   2 the input is wrong   3 lock missing, stale or drifted   4 could not build
-  5 server failed   6 ran, but the measurement is not valid   130 interrupted"""
+  5 server failed   6 ran, but the measurement is not valid   70 a bug in the harness   130 interrupted"""
+BUG = os.EX_SOFTWARE  # what Python itself would end with, 1, says that the answer is no
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,11 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if talk.verbose:
-            raise
+            _trace()
         if not error.filename:
             _discard_output()
         talk.error(_told(error))
         return InputError.exit_code
+    except Exception:  # noqa: BLE001 - the last resort: whatever it is, it is no answer
+        _trace()
+        sys.stderr.write(f"error: this is a bug in harness {__version__}: report it with the lines above, please\n")
+        return BUG
+
+
+def _trace() -> None:
+    """Where the present error came up, for whoever mends it."""
+    import traceback
+
+    sys.stderr.write(safe(traceback.format_exc()))
 
 
 def _told(error: OSError) -> InputError:

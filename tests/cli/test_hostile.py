@@ -143,3 +143,23 @@ def test_output_that_cannot_be_written_is_told(workplace: Workplace) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(b"error: cannot use the output: No space left on device")
     assert b"Traceback" not in done.stderr
+
+
+def test_a_bug_of_ours_is_no_answer(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("\x1b[2J")
+
+    monkeypatch.setattr("harness.recipe.decide.decide", broken)
+    done = workplace.harness("plan", workplace.recipe())
+    assert (done.code, done.out) == (70, "")
+    assert "Traceback (most recent call last):" in done.err
+    assert "in broken" in done.err
+    assert done.err.splitlines()[-1].startswith("error: this is a bug in harness ")
+    assert "\x1b" not in done.err
+
+
+def test_a_refusal_of_the_machine_stays_one_where_it_is_traced(workplace: Workplace) -> None:
+    done = workplace.harness("show", "x" * 5000, "-v")
+    assert done.code == 2
+    assert done.err.startswith("Traceback")
+    assert "File name too long\n\nhint:" in done.err
