@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import tempfile
 import unicodedata
@@ -87,18 +88,26 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", mode=mode)
 
 
-def read_json(path: Path) -> Any:
-    """Read one JSON file.
+def read_json(path: Path, *, finite: bool = False) -> Any:
+    """Read one JSON file; with `finite` one in which NaN and infinity are no numbers, as in all that we store.
 
     Raises:
         InputError: the file is missing, unreadable or not JSON; says which.
     """
     try:
-        return json.loads(path.read_text())
+        text = path.read_text()
+        return json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"`{path}` is not valid JSON: {error}") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"`{text}` is no number")
+    return value
 
 
 def append_line(path: Path, line: str, *, sync: bool = False) -> None:
@@ -128,9 +137,14 @@ def append_line(path: Path, line: str, *, sync: bool = False) -> None:
 
 def read_json_lines(path: Path) -> Iterator[Any]:
     """The complete JSON lines of a file that may still be growing; a torn last line is left out."""
+    return (value for _, value in read_numbered_json_lines(path))
+
+
+def read_numbered_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The same with the number of each line, from 1."""
     with path.open("rb") as stream:
-        for raw in stream:
+        for number, raw in enumerate(stream, 1):
             if not raw.endswith(b"\n"):
                 return
-            with contextlib.suppress(ValueError):
-                yield json.loads(raw)
+            with contextlib.suppress(ValueError, RecursionError):
+                yield number, json.loads(raw)

@@ -84,6 +84,7 @@ def reproduce_run(arguments: argparse.Namespace) -> int:
     plan = reproduce.plan_of(stored)
     if not any(True for _ in stored.levels()):
         raise InputError(f"`{stored.path}` has no finished level to reproduce")
+    reproduce.refuse_changed(stored)
     with reproduce.standing_in(stored):
         again = _again(arguments, stored, plan, load_site())
     margin = arguments.margin or (plan.compare or {}).get("margin") or 0.02

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.files import read_json_lines
+from harness.errors import InputError
+from harness.files import read_numbered_json_lines
 from harness.load.observe import clock_events, named
 
 # How counters, sums and counts of histograms end. The lines do not say which is which; every counter of the engines
@@ -23,8 +24,17 @@ class Readings:
 
     @classmethod
     def of(cls, folder: Path, counters: Any) -> "Readings":
-        """Those of a level's folder; empty where there was nothing to observe."""
-        return cls(_lines(folder / "server_metrics.jsonl"), _lines(folder / "gpu.jsonl"), counters)
+        """Those of a level's folder; empty where there was nothing to observe.
+
+        Raises:
+            InputError: a line is none that an observer wrote; says which.
+        """
+        server = _lines(folder / "server_metrics.jsonl")
+        for number, line in server:
+            if odd := [name for name, value in line.items() if type(value) not in {int, float}]:
+                raise InputError(f"`{folder / 'server_metrics.jsonl'}:{number}`: `{odd[0]}` is no number")
+        gpu = _lines(folder / "gpu.jsonl")
+        return cls(tuple(line for _, line in server), tuple(line for _, line in gpu), counters)
 
     def deltas(self) -> dict[str, float]:
         """How far each counter went from the first reading to the last, by the server's own names."""
@@ -48,5 +58,10 @@ class Readings:
         return clock_events(self.gpu)
 
 
-def _lines(path: Path) -> tuple[Any, ...]:
-    return tuple(read_json_lines(path)) if path.is_file() else ()
+def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Objects with the numbers of their lines."""
+    found = list(read_numbered_json_lines(path)) if path.is_file() else []
+    for number, line in found:
+        if not isinstance(line, dict):
+            raise InputError(f"`{path}:{number}` is no reading: {line!r}")
+    return found

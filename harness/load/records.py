@@ -5,8 +5,11 @@ wall-clock instant that was. `None` means not known, never zero.
 """
 
 import json
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
+
+from harness.errors import InputError
 
 
 class Chunk(NamedTuple):  # of which a level has a hundred thousand: a frozen dataclass takes four times as long to make
@@ -71,11 +74,52 @@ class RequestRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "RequestRecord":
-        """What `to_json` wrote."""
-        chunks = tuple(
-            Chunk(at, read, tokens, bool(merged), *since) for at, read, tokens, merged, *since in data["chunks"]
-        )
-        return cls(**{**data, "chunks": chunks})
+        """What `to_json` wrote.
+
+        Raises:
+            InputError: it did not write this; says what is wrong.
+        """
+        try:
+            chunks = tuple(
+                Chunk(at, read, tokens, bool(merged), *since) for at, read, tokens, merged, *since in data["chunks"]
+            )
+            record = cls(**{**data, "chunks": chunks})
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f"no request as the client wrote it: {error}") from error
+        if (fault := _fault(record)) is not None:
+            raise InputError(f"no request as the client wrote it: {fault}")
+        return record
+
+
+_Types = frozenset[type]
+_NUMBER, _COUNT, _TEXT, _NONE = (frozenset[type](one) for one in ({int, float}, {int}, {str}, {type(None)}))
+_TYPES: dict[str, _Types] = {
+    **dict.fromkeys(("index", "slot"), _COUNT),
+    **dict.fromkeys(("sent_s", "end_s"), _NUMBER),
+    **dict.fromkeys(("scheduled_s", "queued_s", "connect_s"), _NUMBER | _NONE),
+    **dict.fromkeys(("status", "output_tokens", "prompt_tokens", "cached_tokens", "requested_tokens"), _COUNT | _NONE),
+    **dict.fromkeys(("reason", "detail", "counter", "finish_reason", "text_sha256", "text"), _TEXT | _NONE),
+    **dict.fromkeys(("phase", "prompt_id"), _TEXT),
+    **dict.fromkeys(("ok", "kernel_stamps"), frozenset[type]({bool})),
+    "extra": frozenset({dict}),
+}
+
+
+def _fault(record: RequestRecord) -> str | None:
+    """What of a record no client would write, None where nothing is; whole columns at once, for there are many."""
+    for name, types in _TYPES.items():
+        if type(value := getattr(record, name)) not in types:
+            return f"`{name}` is {value!r}"
+    if not math.isfinite(record.sent_s + record.end_s):
+        return "a time is no number"
+    if not record.chunks:
+        return "`ok` without chunks" if record.ok else None
+    at, read, tokens, _, since = zip(*record.chunks, strict=True)
+    if not set(map(type, at + read)) <= _NUMBER or not math.isfinite(sum(at) + sum(read)):
+        return "the time of a chunk is no number"
+    if not set(map(type, since)) <= _NUMBER | _NONE or not set(map(type, tokens)) <= _COUNT | _NONE:
+        return "the tokens of a chunk, or since when it may have come, are no number"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

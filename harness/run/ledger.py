@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.files import append_line, read_json_lines, sha256_file
+from harness.files import append_line, read_numbered_json_lines, sha256_file
 
 NAME = "digests.jsonl"
 _BLOCK = 1 << 20
@@ -85,7 +85,7 @@ def is_current(path: Path) -> bool:
 
 def _lines(run: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted(run.glob("digests*.jsonl")):
-        for number, line in enumerate(read_json_lines(path), 1):
+        for number, line in read_numbered_json_lines(path):
             yield f"{path.name}:{number}", line
 
 

@@ -17,7 +17,7 @@ from harness.files import sha256_file, write_json
 from harness.recipe.identity import changes, model_facts
 from harness.recipe.plan import Plan, PlannedArm
 from harness.recipe.site import Site
-from harness.run import answer, inputs, noise, store
+from harness.run import answer, inputs, noise, store, verify
 from harness.run.executors import local
 from harness.run.facts import comparable
 from harness.run.store import Run
@@ -28,6 +28,7 @@ from harness.stats.level import Stored
 from harness.stats.rows import Sides, contrast_of
 
 FORMAT = "harness.reproduction/1"
+_TOLD = 5  # differences that an error names
 AGAIN = " again"  # after an arm's name, where the stored and the new one stand side by side
 
 
@@ -104,6 +105,23 @@ def standing_in(run: Run) -> Iterator[None]:
         return
     with places.standing_in(folder):
         yield
+
+
+def refuse_changed(run: Run) -> None:
+    """Nothing is held against numbers that somebody edited.
+
+    Raises:
+        InputError: what the run stores does not follow from what it measured; names what differs.
+    """
+    found = verify.verify(run)
+    if found.differences:
+        told = [str(one) for one in found.differences[:_TOLD]]
+        more = len(found.differences) - len(told)
+        raise InputError(
+            f"`{run.path}` is not what was measured: {len(found.differences)} of what it stores differ",
+            details=[*told, *([f"and {more} more"] if more else [])],
+            hint=f"`harness verify {run.path}` names them all",
+        )
 
 
 def plan_of(run: Run) -> Plan:

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from harness.errors import InputError
-from harness.files import append_line, read_json, read_json_lines, write_json
+from harness.files import append_line, read_json, read_json_lines, read_numbered_json_lines, write_json
 from harness.load import spool
 from harness.load.records import RequestRecord
 from harness.recipe.plan import Plan
@@ -41,6 +41,37 @@ from harness.stats.level import LevelResult, Stored
 
 FORMAT = "harness.run/1"
 S = TypeVar("S", bound=Stored)
+_EDITED = "it was edited, or damaged"
+_FOLDER_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")
+# Forms of what is read without a model: whatever has another one was not written by the harness.
+_NUMBER = int | float
+_DEVICE = {"name": str, "power_limit_w": _NUMBER}
+_MACHINE = {
+    "cpu": {"governor": {"*": int}, "model": str, "usable": _NUMBER},
+    "system": {"kernel": str},
+    "gpu": {"devices": [_DEVICE], "driver": str},
+    "harness": str,
+}
+_FACTS = {"before": _MACHINE, "after": _MACHINE, "nodes": {"*": _MACHINE}}
+_LAUNCH = {
+    "facts": _MACHINE,
+    "engine": str,
+    "answers": {},
+    "effective": {},
+    "node": {},
+    "started_at": str,
+    "milestones": [{"name": str, "at_s": _NUMBER}],
+    "ready_s": _NUMBER,
+    "argv": [str],
+}
+_LEVEL = {
+    "concurrency": int,
+    "rate": _NUMBER,
+    "requests": int,
+    "duration_s": _NUMBER,
+    "mode": str,
+    "goodput": {"*": _NUMBER},
+}
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,119}")
 _SAYING = ("run.json", "record.json")  # files that say under `digests` which list of digests is kept
 _PRIVATE_DIR = 0o700
@@ -60,8 +91,24 @@ class Run:
         return self.path.name
 
     def plan(self) -> Plan:
-        """The plan this run carries out."""
-        return read_stored(Plan, self.path / "plan.json")
+        """The plan this run carries out.
+
+        Raises:
+            InputError: there is none, or it names what it does not have.
+        """
+        path = self.path / "plan.json"
+        plan = read_stored(Plan, path)
+        names = [
+            name for launch in plan.launches for name in (launch.name, *(cell.level.name for cell in launch.cells))
+        ]
+        unknown = [launch.arm for launch in plan.launches if launch.arm not in plan.arms]
+        if plan.compare is not None and plan.compare.get("base") not in plan.arms:
+            unknown.append(str(plan.compare.get("base")))
+        if unknown:
+            raise InputError(f"`{path}` has no arm `{unknown[0]}`, which it names", hint=_EDITED)
+        if bad := [name for name in names if not _FOLDER_NAME.fullmatch(name)] or ([] if names else [""]):
+            raise InputError(f"`{path}`: no launch or level can be called `{bad[0]}`", hint=_EDITED)
+        return plan
 
     def state(self) -> dict[str, Any]:
         """`run.json`; a folder without one never got past its plan."""
@@ -86,7 +133,8 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """Machine facts, empty when not yet collected."""
-        return _object(self.path / "facts.json")
+        path = self.path / "facts.json"
+        return _checked(path, _object(path), _FACTS)
 
     def launch_folder(self, launch: str) -> Path:
         """Where one launch keeps its files."""
@@ -98,17 +146,27 @@ class Run:
 
     def launch(self, name: str) -> dict[str, Any]:
         """`launch.json` of one launch, empty when it never started."""
-        return _object(self.launch_folder(name) / "launch.json")
+        path = self.launch_folder(name) / "launch.json"
+        return _checked(path, _object(path), _LAUNCH)
 
     def level(self, launch: str, level: str) -> LevelResult | None:
         """One finished cell, None where it is not finished."""
         path = self.level_folder(launch, level) / "level.json"
-        return read_stored(LevelResult, path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        result = read_stored(LevelResult, path)
+        if (fault := _fault(result, launch, level)) is not None:
+            raise InputError(f"`{path}`: {fault}", hint=_EDITED)
+        return result
 
     def levels(self) -> Iterator[tuple[str, LevelResult]]:
         """Every finished cell with its launch, in the plan's order."""
         for launch, cell in self.plan().cells():
             if (result := self.level(launch.name, cell.level.name)) is not None:
+                if (result.arm, result.block) != (launch.arm, launch.block):
+                    path = self.level_folder(launch.name, cell.level.name) / "level.json"
+                    planned = f"arm `{launch.arm}` and block {launch.block} are planned"
+                    raise InputError(f"`{path}`: `{result.arm}`, {result.block}: {planned}", hint=_EDITED)
                 yield launch.name, result
 
     def requests(self, launch: str, level: str) -> Iterator[RequestRecord]:
@@ -117,8 +175,11 @@ class Run:
         Of a level that still goes on, or whose harness was killed, also those that only the client had noted.
         """
         path, seen = self.level_folder(launch, level) / "requests.jsonl", set()
-        for line in read_json_lines(path) if path.is_file() else ():
-            record = RequestRecord.from_json(line)
+        for number, line in read_numbered_json_lines(path) if path.is_file() else ():
+            try:
+                record = RequestRecord.from_json(line)
+            except InputError as error:
+                raise InputError(f"`{path}:{number}`: {error.message}", hint=_EDITED) from error
             seen.add((record.phase, record.index))
             yield record
         yield from (
@@ -227,7 +288,7 @@ class Run:
     def event_lines(self) -> Iterator[tuple[str, Any]]:
         """Every line of the event logs, whatever it holds, with where it stands: `events.jsonl:3`."""
         for path in sorted(self.path.glob("events*.jsonl")):
-            for number, event in enumerate(read_json_lines(path), 1):
+            for number, event in read_numbered_json_lines(path):
                 yield f"{path.name}:{number}", event
 
     @property
@@ -306,16 +367,55 @@ def _object(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder, empty where there is no such file."""
     if not path.is_file():
         return {}
-    found = read_json(path)
+    found = read_json(path, finite=True)
     if not isinstance(found, dict):
-        raise InputError(f"`{path}` holds no JSON object", hint="it was edited, or damaged")
+        raise InputError(f"`{path}` holds no JSON object", hint=_EDITED)
     return found
+
+
+def _checked(path: Path, value: dict[str, Any], form: Any) -> dict[str, Any]:
+    """The value, where it has the form of what the harness writes there."""
+    if (where := _misfit(value, form, "")) is not None:
+        raise InputError(f"`{path}`: `{where}` is not what the harness writes there", hint=_EDITED)
+    return value
+
+
+def _misfit(value: Any, form: Any, where: str) -> str | None:
+    """Where a value is not of a form: types, a list for each of its items, a mapping for what it has of these keys."""
+    if isinstance(form, dict):
+        if value is None or isinstance(value, str):  # not known, or said in words: `no GPU`
+            return None
+        if not isinstance(value, dict):
+            return where
+        every = form.get("*")
+        pairs = ((name, item, form.get(name, every)) for name, item in value.items())
+        found = (_misfit(item, its, f"{where}.{name}".lstrip(".")) for name, item, its in pairs if its is not None)
+        return next((one for one in found if one is not None), None)
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return where
+        found = (_misfit(item, form[0], f"{where}[{index}]") for index, item in enumerate(value))
+        return next((one for one in found if one is not None), None)
+    return None if value is None or isinstance(value, form) else where
+
+
+def _fault(result: LevelResult, launch: str, level: str) -> str | None:
+    """What of a level's file cannot be, None where nothing is."""
+    if (result.launch, result.level.get("name")) != (launch, level):
+        return f"it says that it is `{result.launch} {result.level.get('name')}`"
+    if (where := _misfit(result.level, _LEVEL, "level")) is not None:
+        return f"`{where}` is not what the harness writes there"
+    try:
+        datetime.datetime.fromisoformat(result.started_at)
+    except ValueError:
+        return f"`started_at` is no time: `{result.started_at}`"
+    return None
 
 
 def read_stored(model: type[S], path: Path) -> S:
     """A stored file as its model; says which part does not read when it is another version's."""
     try:
-        return model.model_validate(read_json(path))
+        return model.model_validate(read_json(path, finite=True))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(step) for step in first["loc"])

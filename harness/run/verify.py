@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.engines import attach
 from harness.engines import get as engine_of
+from harness.engines.engine import Engine
 from harness.errors import HarnessError, InputError
 from harness.files import digest, read_json, sha256_bytes, sha256_file
 from harness.load import prompts
 from harness.load.readings import Readings
 from harness.load.records import ClientFacts, LevelTrace, RequestRecord
 from harness.recipe import identity
-from harness.recipe.plan import Plan, PlannedCell, PlannedLaunch, cell_identity
+from harness.recipe.plan import Plan, PlannedArm, PlannedCell, PlannedLaunch, cell_identity
 from harness.run import answer, inputs, judge, ledger, logs
 from harness.run.store import Run, is_event
 from harness.stats import metrics
@@ -124,18 +126,34 @@ def verify(run: Run) -> Verification:
     found.taken = dict(_reused(run, plan))
     _files(run, found)
     _events(run, found)
-    _plan(run, plan, found)
-    _inputs(run, plan, found)
+    with _reading("plan.json", found):
+        _plan(run, plan, found)
+    with _reading("inputs", found):
+        _inputs(run, plan, found)
+    for launch in plan.launches:
+        with _reading(_relative(run, run.launch_folder(launch.name) / "launch.json"), found):
+            _launch(run, plan, launch, found)
     for launch, cell in plan.cells():
-        try:
+        with _reading(_relative(run, run.level_folder(launch.name, cell.level.name)), found):
             _level(run, plan, launch, cell, found)
-        except HarnessError as error:
-            found.differences.append(_damaged(error, _relative(run, run.level_folder(launch.name, cell.level.name))))
-    _comparison(run, found)
+    with _reading("comparison.json", found):
+        _comparison(run, found)
     if found.bare:
         found.unchecked.append(f"the numbers of {len(found.bare)} levels: requests are not here ({found.bare[0]} ...)")
     found.unchecked += _not_stored(found.missing)
     return found
+
+
+@contextlib.contextmanager
+def _reading(file: str, found: Verification) -> Iterator[None]:
+    """One part of a run; where it does not read, that is a difference, and the other parts are checked all the same."""
+    try:
+        yield
+    except HarnessError as error:
+        found.differences.append(_damaged(error.message, file))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Of another form than the harness writes, in a way that no reader looks for.
+        found.differences.append(_damaged(f"{type(error).__name__}: {error}", file))
 
 
 def _not_stored(missing: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -265,6 +283,8 @@ def _plan(run: Run, plan: Plan, found: Verification) -> None:
     state = run.state()
     if "plan" in state:
         found.hold("run.json", "plan", state["plan"], plan_digest(raw))
+    if state.get("recipe", plan.recipe) != plan.recipe:
+        found.differences.append(Difference("run.json", "recipe", state["recipe"], plan.recipe))
     for launch, cell in plan.cells():
         place = f"launches.{launch.name}.cells.{cell.level.name}"
         found.hold("plan.json", f"{place}.cell_id", cell.cell_id, identity.cell_id(cell.identity))
@@ -309,7 +329,7 @@ def _lock(run: Run, environment: str, env_id: str, found: Verification) -> None:
     try:
         seen = lock.read(path)
     except HarnessError as error:
-        found.differences.append(_damaged(error, _relative(run, path)))
+        found.differences.append(_damaged(error.message, _relative(run, path)))
         return
     found.hold("plan.json", f"arms: env_id of {environment}", env_id, seen.computed_id())
 
@@ -323,7 +343,32 @@ def _prompts(name: str, sha256: str, beside: Path, found: Verification) -> None:
     found.hold("plan.json", f"prompts_sha256 of {name}", sha256, seen)
 
 
-# Levels
+# Launches and levels
+
+
+def _launch(run: Run, plan: Plan, launch: PlannedLaunch, found: Verification) -> None:
+    """What `launch.json` says of what was to be started, from the plan; the server's own words are taken so."""
+    said, arm = run.launch(launch.name), plan.arms[launch.arm]
+    engine = _engine(arm, said)
+    planned: dict[str, Any] = {"env": arm.env, "env_id": arm.env_id}
+    if engine is not None:
+        planned |= {"engine": engine.name, "simulated": engine.simulated}
+    if "reused_from" not in said:  # there it had a name of its own
+        planned |= {"launch": launch.name, "arm": launch.arm, "block": launch.block}
+    file = _relative(run, run.launch_folder(launch.name) / "launch.json")
+    for key, value in planned.items():
+        if key in said and said[key] != value:
+            found.differences.append(Difference(file, key, said[key], value))
+
+
+def _engine(arm: PlannedArm, said: Mapping[str, Any]) -> Engine | None:
+    """The engine of an arm: the planned one; of a server that ran already, what its answers tell, where they are here.
+
+    None where they are not: a record has no answers, and names an engine all the same.
+    """
+    if arm.engine != attach.ENGINE.name and arm.url is None:
+        return engine_of(arm.engine)
+    return attach.recognised(said["answers"]) if said.get("answers") else None
 
 
 def _level(run: Run, plan: Plan, launch: PlannedLaunch, cell: PlannedCell, found: Verification) -> None:
@@ -340,6 +385,7 @@ def _level(run: Run, plan: Plan, launch: PlannedLaunch, cell: PlannedCell, found
     assert stored is not None  # the file is there
     if not (folder / "requests.jsonl").is_file():
         found.bare.append(f"{launch.name} {name}")
+        _bare(run, plan, _Cell(launch, cell, stored, (), folder, False), found)
         return
     if stored.measurement != MEASUREMENT:
         found.unchecked.append(
@@ -347,7 +393,7 @@ def _level(run: Run, plan: Plan, launch: PlannedLaunch, cell: PlannedCell, found
         )
         return
     records = tuple(run.requests(launch.name, name))
-    _records(_relative(run, folder / "requests.jsonl"), records, bool(plan.arms[launch.arm].secrets), found)
+    _records(_relative(run, folder / "requests.jsonl"), records, plan.arms[launch.arm], found)
     reused = (launch.name, name) in found.taken
     derived = _derived(run, plan, _Cell(launch, cell, stored, records, folder, reused), found)
     found.levels += 1
@@ -370,9 +416,25 @@ class _Cell:
         return f"{self.launch.name} {self.cell.level.name}"
 
 
-def _records(file: str, records: Sequence[RequestRecord], secrets: bool, found: Verification) -> None:
-    """What each request's line says twice: its text by its digest, and the tokens of its chunks."""
+def _bare(run: Run, plan: Plan, one: _Cell, found: Verification) -> None:
+    """What a level without its requests says of itself, from the plan."""
+    arm, stored = plan.arms[one.launch.arm], one.stored
+    engine = _engine(arm, run.launch(one.launch.name))
+    planned: dict[str, Any] = {"cell_id": one.cell.cell_id, "arm": one.launch.arm, "block": one.launch.block}
+    if engine is not None:
+        planned["simulated"] = engine.simulated
+    for key, value in planned.items():
+        if (said := getattr(stored, key)) != value:
+            found.differences.append(Difference(_relative(run, one.folder / "level.json"), key, said, value))
+
+
+def _records(file: str, records: Sequence[RequestRecord], arm: PlannedArm, found: Verification) -> None:
+    """What each request's line says twice: its text by its digest, the tokens of its chunks, and what was planned."""
+    secrets, asked = bool(arm.secrets), arm.workload.get("max_tokens")
     for record in records:
+        if record.requested_tokens not in (None, asked):
+            key = f"request {record.index} ({record.phase}): requested_tokens"
+            found.differences.append(Difference(file, key, record.requested_tokens, asked))
         where = f"request {record.index} ({record.phase})"
         if record.text and record.text_sha256 and not secrets:  # a text with a secret taken out has another digest
             text = record.text.encode("utf-8", "surrogatepass")
@@ -386,7 +448,7 @@ def _derived(run: Run, plan: Plan, one: _Cell, found: Verification) -> LevelResu
     """The level once more: metrics from its requests, verdict from everything seen around it."""
     stored, arm = one.stored, plan.arms[one.launch.arm]
     said = run.launch(one.launch.name)
-    engine = engine_of(str(said.get("engine") or arm.engine))
+    engine = _engine(arm, said) or engine_of(str(said.get("engine") or arm.engine))
     readings = Readings.of(one.folder, engine.counters)
     client, capacity = _client(stored, one.records)
     trace = LevelTrace(
@@ -397,7 +459,7 @@ def _derived(run: Run, plan: Plan, one: _Cell, found: Verification) -> LevelResu
         concurrency=one.cell.level.concurrency,
         stopped=bool(stored.client.get("stopped")),
     )
-    who = metrics.Identity(one.cell.cell_id, one.launch.arm, one.launch.name, one.launch.block, stored.simulated)
+    who = metrics.Identity(one.cell.cell_id, one.launch.arm, one.launch.name, one.launch.block, engine.simulated)
     flushed = stored.server.get("flushed")
     noted = {name: stored.server[name] for name in judge.NOTED if name in stored.server}
     server: dict[str, Any] = {**readings.named(), "flushed": flushed, **noted}
@@ -510,7 +572,7 @@ def _comparison(run: Run, found: Verification) -> None:
         assert known is not None  # the file is there
         fresh = answer.derived(run, known)
     except InputError as error:
-        found.differences.append(_damaged(error, "comparison.json"))
+        found.differences.append(_damaged(error.message, "comparison.json"))
         return
     if not has_requests(run):
         found.unchecked.append("comparison.json: made from requests that are not here")
@@ -551,8 +613,8 @@ def _relative(run: Run, path: Path) -> str:
     return path.relative_to(run.path).as_posix()
 
 
-def _damaged(error: HarnessError, file: str) -> Difference:
-    return Difference(file, "contents", f"does not read: {error.message}", "a file as the harness wrote it")
+def _damaged(why: str, file: str) -> Difference:
+    return Difference(file, "contents", f"does not read: {why}", "a file as the harness wrote it")
 
 
 def shown(found: Verification) -> Iterator[str]:

@@ -11,6 +11,7 @@ from cli.conftest import QUICK, Workplace
 from fakes.projects import project
 
 from harness.cli import main
+from harness.run import reproduce
 
 # Slow enough for the machine's own noise to be small beside it.
 STEADY = QUICK.replace("publish: [{doc: docs/quick.md, block: quick}, logbook]\n", "").replace(
@@ -72,7 +73,21 @@ def test_the_same_plan_is_run_again_and_every_level_compared(workplace: Workplac
     assert workplace.servers() == []
 
 
-def test_what_does_not_come_out_again_is_named_and_so_is_what_else_differs(workplace: Workplace, stored: Path) -> None:
+def test_a_stored_run_that_was_edited_is_refused_with_what_differs(workplace: Workplace, stored: Path) -> None:
+    level = stored / "launches/01-baseline/levels/c2/level.json"
+    value = read(level)
+    value["throughput"]["output_tok_s"] = 1e6
+    level.write_text(json.dumps(value))
+    done = workplace.harness("reproduce", stored, "--margin", WIDE)
+    assert (done.code, "is not what was measured" in done.err) == (2, True)
+    assert "launches/01-baseline/levels/c2/level.json: throughput.output_tok_s: stored 1000000.0, derived " in done.err
+    assert list((workplace.root / "runs").iterdir()) == [stored]
+
+
+def test_what_does_not_come_out_again_is_named_and_so_is_what_else_differs(
+    workplace: Workplace, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "refuse_changed", lambda _: None)  # the run of another machine, made by hand
     level = stored / "launches/01-baseline/levels/c2/level.json"
     value = read(level)
     value["throughput"]["output_tok_s"] *= 10

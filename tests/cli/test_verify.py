@@ -183,6 +183,160 @@ def test_a_run_of_an_older_harness_says_what_it_did_not_keep(workplace: Workplac
     assert any("no `metrics.ttft_s.minimum`" in text for text in answer.json["unchecked"])
 
 
+# Against the plan
+
+
+@pytest.mark.parametrize(
+    ("file", "how", "key"),
+    [
+        ("launches/01-baseline/launch.json", lambda said: said.update(engine="vllm"), "engine"),
+        ("launches/01-baseline/launch.json", lambda said: said.update(simulated=False), "simulated"),
+        ("launches/01-baseline/launch.json", lambda said: said.update(arm="speculative"), "arm"),
+        ("launches/01-baseline/launch.json", lambda said: said.update(block=3), "block"),
+        ("launches/01-baseline/launch.json", lambda said: said.update(env_id="0" * 64), "env_id"),
+        (LEVEL, lambda level: level.update(simulated=False), "simulated"),
+        ("run.json", lambda state: state.update(recipe="another"), "recipe"),
+    ],
+)
+def test_what_the_plan_decides_is_held_against_the_plan_even_with_its_digest_noted_anew(
+    workplace: Workplace, run: Path, file: str, how: Change, key: str
+) -> None:
+    value = json.loads((run / file).read_text())
+    how(value)
+    note_anew(run, file, json.dumps(value))
+    assert told(workplace, run) == [(file, key)]
+
+
+def test_a_request_that_asked_for_more_than_was_planned_is_named(workplace: Workplace, run: Path) -> None:
+    note_anew(run, REQUESTS, (run / REQUESTS).read_text().replace('"requested_tokens":8', '"requested_tokens":9', 1))
+    assert told(workplace, run) == [(REQUESTS, "request 0 (warmup): requested_tokens")]
+
+
+# Damage
+
+
+def last_request(**changes: Any) -> Callable[[str], str]:
+    """Changes the last line of a file of requests."""
+
+    def edited(text: str) -> str:
+        *others, last = text.splitlines()
+        return "\n".join([*others, json.dumps({**json.loads(last), **changes})]) + "\n"
+
+    return edited
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda text: "null\n" + text, "`{file}:1`: no request as the client wrote it"),
+        (lambda text: text + "{}\n", "`{file}:6`: no request as the client wrote it"),
+        (lambda text: text + "3\n", "`{file}:6`: no request as the client wrote it"),
+        (last_request(chunks=[]), "`{file}:5`: no request as the client wrote it: `ok` without chunks"),
+        (last_request(chunks=[["a", 1.0, 1, 0]]), "`{file}:5`: no request as the client wrote it: the time of a chunk"),
+        (last_request(chunks=[[1.0, float("nan"), 1, 0]]), "`{file}:5`: no request as the client wrote it: the time"),
+        (last_request(chunks=[[1.0, 1.0, "1", 0]]), "`{file}:5`: no request as the client wrote it: the tokens"),
+        (last_request(chunks=[3]), "`{file}:5`: no request as the client wrote it"),
+        (last_request(extra=[]), "`{file}:5`: no request as the client wrote it: `extra` is []"),
+        (last_request(sent_s=None), "`{file}:5`: no request as the client wrote it: `sent_s` is None"),
+        (last_request(new=1), "`{file}:5`: no request as the client wrote it"),
+    ],
+)
+def test_a_damaged_request_is_named_with_its_line_and_the_other_levels_are_checked(
+    workplace: Workplace, run: Path, how: Callable[[str], str], said: str
+) -> None:
+    (run / REQUESTS).write_text(how((run / REQUESTS).read_text()))
+    answer = workplace.harness("verify", run, "--json")
+    damaged = {one["file"]: one["stored"] for one in answer.json["differences"] if one["key"] == "contents"}
+    assert said.format(file=Path("runs") / run.name / REQUESTS) in damaged["launches/01-baseline/levels/c1"].replace(
+        f"{workplace.root}/", ""
+    )
+    assert (answer.code, answer.json["levels"]) == (1, 3)
+
+
+READING = "launches/01-baseline/levels/c1/server_metrics.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "place"),
+    [
+        (READING, "null\n", "launches/01-baseline/levels/c1"),
+        (READING, "3\n", "launches/01-baseline/levels/c1"),
+        (READING, '{"at": "x"}\n', "launches/01-baseline/levels/c1"),
+        ("events.jsonl", "null\n", "events.jsonl:1"),
+        ("events.jsonl", "3\n", "events.jsonl:1"),
+        ("events.jsonl", '{"kind": "ended"}\n', "events.jsonl:1"),
+        ("facts.json", "3", "comparison.json"),
+        ("facts.json", '{"before": []}', "comparison.json"),
+        ("facts.json", '{"before": {"gpu": {"devices": [3]}}}', "comparison.json"),
+        ("facts.json", '{"before": {"cpu": {"governor": 3}}}', "comparison.json"),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_breaks(
+    workplace: Workplace, run: Path, file: str, text: str, place: str
+) -> None:
+    (run / file).write_text(text)
+    assert place in {file for file, _ in told(workplace, run)}
+    for words in (["show", run], ["compare", run]):
+        assert workplace.harness(*words).code in {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda level: level.update(started_at="x"),
+        lambda level: level["level"].update(concurrency="2"),
+        lambda level: level["level"].update(name="c7"),
+        lambda level: level.update(launch="02-speculative"),
+        lambda level: level.update(block=1),
+        lambda level: level.update(arm="speculative"),
+        lambda level: level["metrics"]["ttft_s"].update(mean=float("inf")),
+    ],
+)
+def test_a_damaged_level_is_named_and_nothing_breaks(workplace: Workplace, run: Path, how: Change) -> None:
+    change(run / LEVEL, how)
+    found = told(workplace, run)
+    assert (LEVEL, "sha256") in found
+    assert {("launches/01-baseline/levels/c1", "contents"), (LEVEL, "block"), (LEVEL, "arm")} & set(found)
+    for words in (["show", run], ["compare", run]):
+        assert workplace.harness(*words).code in {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("launches/01-baseline/server.log", b"\xff2026-01-31T12:00:00.000000Z [1] text\n"),
+        (REQUESTS, b"null\n"),
+        (READING, b"3\n"),
+        ("events.jsonl", b'{"at": "never", "kind": "ended"}\n'),
+        ("facts.json", b"3"),
+    ],
+)
+def test_a_report_of_a_damaged_run_is_written_all_the_same(
+    workplace: Workplace, run: Path, file: str, line: bytes
+) -> None:
+    (run / file).write_bytes(line + (run / file).read_bytes())
+    answer = workplace.harness("report", run)
+    assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda plan: plan["launches"][0].update(arm="nobody"),
+        lambda plan: plan["compare"].update(base="nobody"),
+        lambda plan: plan["launches"][0].update(name="../../.."),
+        lambda plan: plan.update(launches=[]),
+        lambda plan: plan.update(start_timeout_s=float("nan")),
+        lambda plan: plan["launches"][0]["cells"][0]["identity"].update(x=float("inf")),
+    ],
+)
+def test_a_plan_that_does_not_hold_together_is_an_input_error(workplace: Workplace, run: Path, how: Change) -> None:
+    change(run / "plan.json", how)
+    for words in (["verify", run], ["show", run], ["compare", run]):
+        answer = workplace.harness(*words)
+        assert (answer.code, "plan.json" in answer.err) == (2, True), answer
+
+
 # The list of digests
 
 

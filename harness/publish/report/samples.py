@@ -177,15 +177,16 @@ def _lines(run: Run, level: Level, last_s: float) -> list[Line]:
     """What server and harness wrote between a level's start and the end of its last request."""
     if level.result is None:
         return []
-    began = _instant(level.result.started_at)
+    began = _instant(level.result.started_at) or 0.0
     found = [
-        Line(_instant(line.at) - began, "harness" if line.writer == logs.REAPER else _kind(line.text), line.text)
+        Line(at - began, "harness" if line.writer == logs.REAPER else _kind(line.text), line.text)
         for line in _log(run.launch_folder(level.launch) / "server.log")
+        if (at := _instant(line.at)) is not None
     ]
     found += [
-        Line(_instant(str(event["at"])) - began, "harness", f"{event.get('kind')} {event.get('message', '')}".strip())
+        Line(at - began, "harness", f"{event.get('kind')} {event.get('message', '')}".strip())
         for event in run.events()
-        if "at" in event
+        if (at := _instant(str(event["at"]))) is not None
     ]
     inside = (line for line in found if 0 <= line.at_s <= last_s)
     return sorted(line._replace(text=line.text[:_LONGEST]) for line in inside)
@@ -215,7 +216,10 @@ def _foremost(lines: Sequence[Line], most: int) -> tuple[Line, ...]:
     return tuple(sorted([*loud, *(quiet[place] for place in sorted(places))]))
 
 
-def _instant(text: str) -> float:
-    """Seconds since 1970 of an ISO 8601 time; one without a zone is UTC."""
-    at = datetime.datetime.fromisoformat(text)
+def _instant(text: str) -> float | None:
+    """Seconds since 1970 of an ISO 8601 time; one without a zone is UTC. None for what is no time: a damaged line."""
+    try:
+        at = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

@@ -233,6 +233,9 @@ def tried(read: Callable[[], T], otherwise: T, troubles: list[str]) -> T:
     except HarnessError as error:
         troubles.append(error.message)
         return otherwise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # edited into what no harness wrote
+        troubles.append(f"what is stored does not read: {type(error).__name__}: {error}")
+        return otherwise
 
 
 def named(shown: Sequence[Shown]) -> dict[tuple[str, str], str]:
