@@ -23,7 +23,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,7 +129,15 @@ class Run:
 
     def keeps_digests(self) -> bool:
         """Whether a list of digests is here, or should be: `run.json` (in a record, `record.json`) says so."""
-        return ledger.kept(self.path) or any("digests" in _object(self.path / name) for name in _SAYING)
+        return ledger.kept(self.path) or self.says_digests()
+
+    def says_digests(self) -> bool:
+        """Whether one of these files says so: then everything that is finished has its line, the state itself too."""
+        for name in _SAYING:
+            with suppress(InputError):  # a damaged one says nothing; who needs it is told
+                if "digests" in _object(self.path / name):
+                    return True
+        return False
 
     def facts(self) -> dict[str, Any]:
         """Machine facts, empty when not yet collected."""

@@ -224,16 +224,9 @@ def _finished(run: Run) -> Iterator[str]:
     always += [one for one in path.glob("inputs/**/*") if one.is_file()]
     for level in path.glob("launches/*/levels/*/level.json"):
         always += [one for one in level.parent.iterdir() if ledger.is_current(one)]
-    if _says_digests(run):  # as does one that notes in `run.json` that it keeps a list
-        always += [path / "run.json", path / "comparison.json", *path.glob("policy-*.json")]
+    if run.says_digests():
+        always += [path / "run.json", path / "record.json", path / "comparison.json", *path.glob("policy-*.json")]
     return (_relative(run, one) for one in sorted(always) if one.is_file())
-
-
-def _says_digests(run: Run) -> bool:
-    try:
-        return "digests" in run.state()
-    except InputError:
-        return False
 
 
 def _state(run: Run) -> str:
@@ -258,7 +251,7 @@ def _taken_over(run: Run, found: Verification) -> None:
 def _reused(run: Run, plan: Plan) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
     """The event of each cell that another run measured and that was not measured here later, by launch and level."""
     events = (event for event in run.events() if event["kind"] == "reused")
-    newest = {(event.get("launch"), event.get("level")): event for event in events}
+    newest = {(str(event.get("launch")), str(event.get("level"))): event for event in events}
     for launch, cell in plan.cells():
         place = (launch.name, cell.level.name)
         path = run.level_folder(*place) / "level.json"
@@ -593,7 +586,7 @@ def _unanswered(run: Run, found: Verification) -> None:
     plan = run.plan()
     if plan.compare is None:
         return
-    if _state(run) == "done" and _says_digests(run) and has_requests(run):
+    if _state(run) == "done" and run.says_digests() and has_requests(run):
         with contextlib.suppress(InputError):  # too little was measured
             answer.derived(run, answer.Answer(run_id=run.run_id, question=plan.question, comparisons=()))
             found.differences.append(Difference("comparison.json", "contents", "(no such file)", "an answer"))

@@ -265,6 +265,7 @@ READING = "launches/01-baseline/levels/c1/server_metrics.jsonl"
         ("events.jsonl", "null\n", "events.jsonl:1"),
         ("events.jsonl", "3\n", "events.jsonl:1"),
         ("events.jsonl", '{"kind": "ended"}\n', "events.jsonl:1"),
+        ("events.jsonl", '{"at": "x", "kind": "reused", "launch": []}\n3\n', "events.jsonl:2"),
         ("facts.json", "3", "comparison.json"),
         ("facts.json", '{"before": []}', "comparison.json"),
         ("facts.json", '{"before": {"gpu": {"devices": [3]}}}', "comparison.json"),
@@ -406,6 +407,21 @@ def test_a_line_of_digests_that_no_harness_wrote_is_named(workplace: Workplace, 
     ledger = run / "digests.jsonl"
     ledger.write_text(line + "\n" + ledger.read_text())
     assert told(workplace, run) == [("digests.jsonl:1", "line")]
+
+
+def test_a_list_of_digests_that_is_gone_from_a_record_is_named(workplace: Workplace, run: Path) -> None:
+    records = workplace.root / "records"
+    assert workplace.harness("publish", run, "--record", records).code == 0
+    record = records / run.name
+    assert told(workplace, record) == []
+    (record / "digests.jsonl").unlink()
+    assert told(workplace, record) == [("digests.jsonl", "contents")]
+
+
+def test_a_damaged_state_is_named_and_the_levels_are_checked(workplace: Workplace, run: Path) -> None:
+    (run / "run.json").write_text("3")
+    assert told(workplace, run) == [("run.json", "sha256"), ("plan.json", "contents")]
+    assert workplace.harness("verify", run, "--json").json["levels"] == 4
 
 
 def test_an_answer_made_anew_is_noted_anew(workplace: Workplace, run: Path) -> None:
