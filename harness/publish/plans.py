@@ -35,7 +35,8 @@ def plan_text(plan: Plan) -> Text:
     shared = [f"{launch.name} goes on with {launch.shares}" for launch in plan.launches if launch.shares]
     if shared:
         lines.append(f"the same server, asked differently: {', '.join(shared)}")
-    return Text("\n".join(map(escape_control, lines)))
+    # Not folded: a command is there to be copied.
+    return Text("\n".join(map(escape_control, lines)), no_wrap=True, overflow="ignore")
 
 
 def plan_table(plan: Plan, fates: Sequence[Any]) -> "Table":
