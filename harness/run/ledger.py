@@ -2,7 +2,7 @@
 
 Where several machines write into a run, each has a list of its own, `digests.WRITER.jsonl`: on a network file system
 two that append to one file lose lines. The newest line about a file counts; one without a digest says that the file was
-taken away. A log may grow after its line was written (a launch that is tried again appends to it), so a line holds the
+taken away. A log may grow after its line was written (of a launch tried again, a run gone on with), so a line holds the
 size too: a log's digest is of so many first bytes.
 """
 
@@ -106,7 +106,8 @@ def sha256_now(run: Path, one: Noted) -> str | None:
     path = run / one.path
     if not path.is_file():
         return None
-    return _head_sha256(path, one.size) if path.suffix == ".log" else sha256_file(path)
+    grows = path.suffix == ".log" or path.name.startswith("events.")
+    return _head_sha256(path, one.size) if grows else sha256_file(path)
 
 
 def _head_sha256(path: Path, size: int) -> str:

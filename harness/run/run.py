@@ -71,8 +71,8 @@ def execute(
                 troubles += local.carry_out(job, launch, todo)
                 measured += len(todo)
             _stop_here(job)
-    run.write_state("done", ended=now(), troubles=troubles)
     run.event("ended")
+    run.write_state("done", ended=now(), troubles=troubles)
     return Outcome(run, measured, reused, tuple(troubles))
 
 

@@ -283,11 +283,11 @@ class Run:
         spool.remove(self.client_folder(launch, level))
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Append one event."""
-        append_line(
-            self.path / f"events{self._suffix}.jsonl",
-            json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False),
-        )
+        """Append one event; with the one that it `ended`, what the log holds so far is written down."""
+        path = self.path / f"events{self._suffix}.jsonl"
+        append_line(path, json.dumps({"at": now(), "kind": kind, **facts}, ensure_ascii=False))
+        if kind == "ended":
+            self.note(path)
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that happened so far, whoever wrote it down; lines that are no events are left out."""

@@ -225,7 +225,8 @@ def _finished(run: Run) -> Iterator[str]:
     for level in path.glob("launches/*/levels/*/level.json"):
         always += [one for one in level.parent.iterdir() if ledger.is_current(one)]
     if run.says_digests():
-        always += [path / "run.json", path / "record.json", path / "comparison.json", *path.glob("policy-*.json")]
+        names = ("run.json", "record.json", "comparison.json", "events.jsonl")
+        always += [*(path / name for name in names), *path.glob("policy-*.json")]
     return (_relative(run, one) for one in sorted(always) if one.is_file())
 
 

@@ -183,6 +183,8 @@ def test_environments_are_built_from_the_lock_in_the_record(
         assert os.environ["HARNESS_PROJECT"] == str(here.root)
         assert here.run("verify", str(again)).code == 0
 
-        shutil.rmtree(stored / "inputs")
+        shutil.rmtree(stored / "inputs")  # as an older harness left it
+        ledger = stored / "digests.jsonl"
+        ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if '"inputs/' not in line))
         refused = here.run("reproduce", str(stored))
         assert (refused.code, "kept no copy of its lock" in refused.err) == (3, True)

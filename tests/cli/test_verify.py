@@ -377,7 +377,17 @@ def note_anew(run: Path, file: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["run.json", "plan.json", "facts.json", "launches/01-baseline/launch.json", LEVEL, REQUESTS, "comparison.json"],
+    [
+        "run.json",
+        "plan.json",
+        "facts.json",
+        "launches/01-baseline/launch.json",
+        LEVEL,
+        REQUESTS,
+        "comparison.json",
+        "policy-speculative.json",
+        "events.jsonl",
+    ],
 )
 def test_a_finished_file_without_its_line_of_digests_is_named(workplace: Workplace, run: Path, file: str) -> None:
     ledger = run / "digests.jsonl"
@@ -422,6 +432,15 @@ def test_a_damaged_state_is_named_and_the_levels_are_checked(workplace: Workplac
     (run / "run.json").write_text("3")
     assert told(workplace, run) == [("run.json", "sha256"), ("plan.json", "contents")]
     assert workplace.harness("verify", run, "--json").json["levels"] == 4
+
+
+def test_an_event_that_was_edited_shows_and_one_that_came_later_does_not(workplace: Workplace, run: Path) -> None:
+    events = run / "events.jsonl"
+    text = events.read_text()
+    events.write_text(text + json.dumps({"at": "2026-01-31T12:00:00+00:00", "kind": "launch"}) + "\n")
+    assert told(workplace, run) == []
+    events.write_text(text.replace("01-baseline", "01-another", 1))
+    assert told(workplace, run) == [("events.jsonl", "sha256")]
 
 
 def test_an_answer_made_anew_is_noted_anew(workplace: Workplace, run: Path) -> None:

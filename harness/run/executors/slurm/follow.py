@@ -168,8 +168,8 @@ def finish(run: Run, tasks: Sequence[Task]) -> tuple[str, ...]:
         before = run.facts().get("nodes", {})
         run.write_facts({"before": next(iter(facts.values())), "nodes": {**before, **facts}})
     troubles = tuple(trouble for report in reports for trouble in report.troubles)
-    run.write_state("done", ended=now(), troubles=list(troubles))
     run.event("ended")
+    run.write_state("done", ended=now(), troubles=list(troubles))
     return troubles
 
 
