@@ -82,7 +82,8 @@ def test_two_clients_agree_on_a_server_whose_speed_is_known(
     means = {name: summary.mean for name, summary in mine.metrics.items() if summary.mean is not None}
     assert peer["mean_tpot_s"] == pytest.approx(means["tpot_naive_s"], rel=0.03)
     assert peer["mean_itl_s"] == pytest.approx(means["chunk_gap_s"], rel=0.03)
-    assert peer["output_throughput"] == pytest.approx(mine.throughput.output_tok_s_whole, rel=0.03)
+    # Its duration ends when its own loop has read the last answer, which a busy machine delays.
+    assert peer["output_throughput"] == pytest.approx(mine.throughput.output_tok_s_whole, rel=0.1)
     assert 0 <= peer["mean_ttft_s"] - means["ttft_s"] < EXTRA_S + 0.1 * means["ttft_s"]
     assert peer["mean_e2e_latency_s"] == pytest.approx(means["e2e_s"], rel=0.03)
     # And both have the server's own figure: a step of four sequences takes 40 + 4 x 2 ms; where four tokens come of it

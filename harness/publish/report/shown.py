@@ -260,11 +260,7 @@ def requests_of(run: Run, launch: str, level: str) -> list[RequestRecord]:
     Raises:
         InputError: a line is no request: the file was edited, or damaged.
     """
-    try:
-        return list(run.requests(launch, level))
-    except (KeyError, TypeError, ValueError) as error:
-        place = run.level_folder(launch, level) / "requests.jsonl"
-        raise InputError(f"`{place}` holds a line that is no request: {error}") from error
+    return list(run.requests(launch, level))
 
 
 def verdict_counts(levels: Iterable[Level]) -> dict[str, int]:
