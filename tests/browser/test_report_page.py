@@ -286,7 +286,7 @@ CASES = {
     invalid_levels: ["invalid", "12 of 12 requests failed"],
     without_requests: ["Throughput over concurrency", "Levels"],
     open_loop: ["Throughput over offered rate", "Time per output token by level"],
-    damaged: ["is not valid JSON", "does not read as Answer", "no request as the client wrote it", "Requests over time"],
+    damaged: ["is not valid JSON", "does not read as Answer", "no request as the client", "Requests over time"],
 }
 
 
