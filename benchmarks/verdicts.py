@@ -292,15 +292,15 @@ of known shape, through the functions that `harness compare` uses. No server was
 * **Equivalent** means that two one-sided tests place the ratio within the margin (2 %; Schuirmann 1987); it goes before
   better and worse. **Unresolved** says how many more launches would probably settle it (power 80 %, noncentral t).
 * With **one launch an arm** there is no interval. A difference above 10 % is called, with that reason; a smaller one
-  stays unresolved, unless an A/A run gave this machine's noise floor. The sentence says as much as the rows: a side where a
-  row has one, by point estimate where no interval stands behind it, and "not resolved" elsewhere.
+  stays unresolved, unless an A/A run gave this machine's noise floor. The sentence says as much as the rows: a side
+  where a row has one, by point estimate where no interval stands behind it, and "not resolved" elsewhere.
 * A **crossover** is claimed between two levels with opposite verdicts. Its interval holds every concurrency at which
   the t-test cannot tell the interpolated ratio from 1 (Fieller 1954). It never reaches beyond the measured levels.
 * **Not comparable** is a level that one arm lacks, that did not count in an arm, or whose arms differ in more than the
   declared treatment. Both figures stand in the table, and no ratio, interval or plateau, which would be claims.
-* **Peaks** are compared over levels of one loop that both arms have: a ladder that ends lower has a lower peak. Where they
-  share one level of a longer ladder, or none, there is no ratio of peaks. A published plateau stands beside another one, or
-  beside a sweep that no longer climbs at its end.
+* **Peaks** are compared over levels of one loop that both arms have: a ladder that ends lower has a lower peak. Where
+  they share one level of a longer ladder, or none, there is no ratio of peaks. A published plateau stands beside
+  another one, or beside a sweep that no longer climbs at its end.
 * A **policy** never says go while the effective configuration is not known for both arms; nor everywhere, where a level
   could not be compared. It then says `undecided`, and what is missing.
 * `harness compare` ends with 1 when a treatment is worse at a level, else with 6 when a level was not comparable (never
