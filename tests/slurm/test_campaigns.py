@@ -67,9 +67,10 @@ def test_launches_fan_out_over_the_nodes_as_a_throttled_array(place: Site) -> No
     assert "#SBATCH --array=0-3%2\n" in script
     launches = [json.loads(path.read_text()) for path in sorted(place.folder.glob("launches/*/launch.json"))]
     assert len({launch["node"]["name"] for launch in launches}) == 2
-    # Never more than two at once: each launch began when at most one other was still going.
+    # Never more than two at once: each launch began when at most one other was still going. (A quick one may be over
+    # before Slurm, which looks at a throttled array every few seconds, starts the next.)
     spans = [(one["started_at"], _stopped(place, one["launch"])) for one in launches]
-    assert max(sum(start <= at < end for start, end in spans) for at, _ in spans) == 2
+    assert max(sum(start <= at < end for start, end in spans) for at, _ in spans) <= 2
 
 
 def _stopped(place: Site, launch: str) -> str:

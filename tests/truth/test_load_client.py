@@ -120,7 +120,8 @@ def test_every_stamp_lies_between_the_server_sending_this_chunk_and_the_next(tru
         assert record.sent_s < (entry["arrived"] / 1e9 - trace.started_at) + 1e-6
         for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
             if not chunk.merged:
-                assert begun - 1e-6 <= chunk.at_s <= following + burst(record)
+                # A busy kernel delivers a segment after `send` has returned: some milliseconds, where a stall is 40.
+                assert begun - 1e-6 <= chunk.at_s <= following + burst(record) + 5e-3
                 seen += 1
             assert chunk.at_s <= chunk.read_s
     assert seen > 100
