@@ -475,6 +475,7 @@ def _derived(run: Run, plan: Plan, one: _Cell, found: Verification) -> LevelResu
         died=_died(stored),
         restarted=readings.restarted(),
         throttles=readings.throttles(),
+        drift=said.get("drift") or (),
         flushed=flushed,
         cut=[reason for reason in stored.verdict.reasons if reason.code in judge.CUT],
     )

@@ -55,3 +55,5 @@ def test_a_run_that_may_drift_carries_the_reason_and_the_file_on_its_face(edited
     shown = edited.run("show", str(folder))
     assert REASON in shown.out
     assert "suspect: the environment is not what its lock says: file `server/__init__.py`" in shown.out
+    checked = edited.run("verify", str(folder))
+    assert (checked.code, "all as stored" in checked.out) == (0, True), checked.out
