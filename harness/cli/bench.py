@@ -63,7 +63,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     for trouble in preflight.cpu():
         arguments.talk.line(f"warning: {trouble}")
     for finding in plan.findings:
-        arguments.talk.line(f"{finding.severity}: {finding.id}: {finding.message}")
+        arguments.talk.line(str(finding))
     run = store.create(arguments.out, plan, name=arguments.name)
     with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells()), run=run) as view:
         outcome = execute(run, plan, site, _rows(arguments, view))

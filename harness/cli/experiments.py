@@ -110,8 +110,7 @@ def begin(arguments: argparse.Namespace, site: "Site", check: "Callable[[Plan], 
     talk = arguments.talk
     expanded, plan = decide(arguments.recipe, site)
     _refuse(plan, expanded)
-    earlier = _earlier(arguments, plan)
-    found = fates(plan, earlier) if arguments.resume else []
+    earlier = _earlier(arguments, plan) if arguments.resume else []
     run = _going_on(arguments, earlier, plan) if arguments.resume else None
     root = project_folder()
     if not arguments.no_publish:
@@ -120,10 +119,10 @@ def begin(arguments: argparse.Namespace, site: "Site", check: "Callable[[Plan], 
             records.check(plan)
     check(plan)
     for finding in plan.findings:
-        talk.line(f"{finding.severity}: {finding.id}: {finding.message}")
+        talk.line(str(finding))
     if run is not None:
         plan = run.plan()  # with the blocks that it added, if it refines
-        found = fates(plan, earlier)
+    found = fates(plan, earlier) if arguments.resume else []
     run = run or store.create(arguments.out, plan, name=arguments.name)
     talk.line(f"run {run.run_id}: {len(plan.launches)} launches, {sum(1 for _ in plan.cells())} cells")
     for fate in found:

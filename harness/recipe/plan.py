@@ -144,6 +144,9 @@ class Finding(Stored):
     arms: tuple[str, ...] = ()  # what it is about; empty: the plan as a whole
     accepted: str | None = None  # why the recipe goes on all the same
 
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.id}: {self.message}"
+
 
 class Plan(Stored):
     """A whole run, decided."""

@@ -1,5 +1,6 @@
 """A place to run recipes in: a folder that looks like a project, and a recipe on the simulated engine."""
 
+import contextlib
 import json
 import os
 import signal
@@ -35,6 +36,12 @@ expect: {speculative: [speculation]}
 publish: [{doc: docs/quick.md, block: quick}, logbook]
 timeouts: {start_s: 20, request_s: 20}
 """
+
+
+def carry_out(root: Path) -> None:
+    """Run `quick.yaml` of a folder, for a fixture that many tests take copies of."""
+    with contextlib.chdir(root):
+        assert main(["run", "quick.yaml", "-q"]) in {0, 1}
 
 
 @dataclass

@@ -1,14 +1,11 @@
 """`harness publish`: documents say what was measured, on the machine that measured and on a fresh clone."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import QUICK, Workplace
-
-from harness.cli import main
+from cli.conftest import QUICK, Workplace, carry_out
 
 ROOT = Path(__file__).parents[2]
 PARTS = """\
@@ -36,12 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "docs" / "quick.md").write_text(PARTS)
     (root / "LOGBOOK.md").write_text("# Logbook\n")
     (root / "quick.yaml").write_text(QUICK.replace("logbook]", "logbook, record]"))
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert main(["run", "quick.yaml", "-q"]) in {0, 1}
-    finally:
-        os.chdir(before)
+    carry_out(root)
     return root
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import QUICK, Workplace
+from cli.conftest import QUICK, Workplace, carry_out
 from fakes.projects import project
 
-from harness.cli import main
 from harness.run import reproduce
 
 # Slow enough for the machine's own noise to be small beside it.
@@ -28,12 +27,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "sets").mkdir()
     (root / "sets" / "mine.jsonl").write_text("".join(json.dumps({"text": f"Say {n}."}) + "\n" for n in range(64)))
     (root / "quick.yaml").write_text(STEADY.replace("synthetic:words=8,count=64", "sets/mine.jsonl"))
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert main(["run", "quick.yaml", "-q"]) in {0, 1}
-    finally:
-        os.chdir(before)
+    carry_out(root)
     return root
 
 

@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import QUICK, Workplace
-
-from harness.cli import main
+from cli.conftest import QUICK, Workplace, carry_out
 
 LEVEL = "launches/01-baseline/levels/c1/level.json"
 REQUESTS = "launches/01-baseline/levels/c1/requests.jsonl"
@@ -24,14 +21,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One finished run; tests take copies of it."""
     root = tmp_path_factory.mktemp("measured")
     (root / "envspecs").mkdir()
-    recipe = root / "quick.yaml"
-    recipe.write_text(UNPUBLISHED)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert main(["run", str(recipe), "-q"]) in {0, 1}
-    finally:
-        os.chdir(before)
+    (root / "quick.yaml").write_text(UNPUBLISHED)
+    carry_out(root)
     [run] = (root / "runs").iterdir()
     return run
 

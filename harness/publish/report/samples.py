@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.load.records import RequestRecord
-from harness.publish.report.shown import Level, requests_of
+from harness.publish.report.shown import Level
 from harness.run import logs
 from harness.run.logs import LogLine
 from harness.run.store import Run
@@ -104,7 +104,7 @@ def take(run: Run, level: Level, budget: Budget) -> Sample:
     Raises:
         InputError: the requests are damaged.
     """
-    records = requests_of(run, level.launch, str(level.cell.level["name"]))
+    records = list(run.requests(level.launch, str(level.cell.level["name"])))
     return Sample(level, _values(records), budget.dots, _timeline(run, level, records, budget))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.errors import Fault, HarnessError, InputError
-from harness.load.records import RequestRecord
 from harness.recipe import references
 from harness.recipe.plan import Plan, PlannedLaunch
 from harness.recipe.references import Reference
@@ -213,7 +212,7 @@ def _launch(run: Run, planned: PlannedLaunch, troubles: list[str]) -> Launch:
 
 def _how_far(run: Run, launch: str, level: str, requests: int | None) -> str:
     """What became of a level that is not finished."""
-    measured = [record for record in requests_of(run, launch, level) if record.phase == "measure"]
+    measured = [record for record in run.requests(launch, level) if record.phase == "measure"]
     records = [record for record in measured if record.reason != "stopped"]
     if not measured:
         return "not begun"
@@ -252,15 +251,6 @@ def treatments(shown: Sequence[Shown]) -> dict[str, str]:
     names = named(shown)
     apart = {f"{arm} ({run})": name for (run, arm), name in names.items()}
     return {**apart, **{arm: name for (_, arm), name in names.items() if name == arm}}
-
-
-def requests_of(run: Run, launch: str, level: str) -> list[RequestRecord]:
-    """The stored requests of a level.
-
-    Raises:
-        InputError: a line is no request: the file was edited, or damaged.
-    """
-    return list(run.requests(launch, level))
 
 
 def verdict_counts(levels: Iterable[Level]) -> dict[str, int]:
