@@ -8,8 +8,8 @@
     python benchmarks/client.py --built              peers in the project's built environments too (`harness envs`)
     python benchmarks/client.py --peer 'name=command {port} {concurrency} {requests} {tokens}'
 
-In the `busy core` cases another process takes the client's core for most of the time, in slices of a few milliseconds,
-so that the core is busy for nine tenths of it.
+In the `busy core` cases another process takes what the client leaves of its core, in slices of a few milliseconds, so
+that the core is busy for nine tenths of the time.
 
 The server runs on one core and the client on another; every figure about time is taken against what the server wrote
 down, on the kernel's clock. On a busy machine read ratios within a round, not absolute values.
@@ -45,7 +45,6 @@ from harness.stats import metrics
 TOKENS = 128
 SERVER_CPU, CLIENT_CPU = 0, 1
 BUSY = 0.9  # share of the time that the client's core is busy in the cases of that name
-SLICE_S = 0.004
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Case:
     concurrency: int
     requests: int
     settings: dict[str, int]
-    others: float = 0.0  # share of the client's core that another process takes
+    busy: float = 0.0  # share of the time that another process keeps the client's core busy
 
 
 def cases(levels: Sequence[int]) -> Iterator[Case]:
@@ -65,9 +64,7 @@ def cases(levels: Sequence[int]) -> Iterator[Case]:
         requests = max(min(4 * concurrency, 2000), 64)
         yield Case(f"paced {gap // 1000} ms", concurrency, requests, {"gap_us": gap})
         if concurrency > 1:
-            # What ours takes of a core itself, at about 13 us a chunk; what comes of it is measured, not assumed.
-            own = concurrency / gap * 13
-            yield Case(f"busy core, {gap // 1000} ms", concurrency, requests, {"gap_us": gap}, max(0.1, BUSY - own))
+            yield Case(f"busy core, {gap // 1000} ms", concurrency, requests, {"gap_us": gap}, BUSY)
     yield Case("unpaced", 64, 2000, {"gap_us": 0})
     yield Case("4 tokens a chunk", 16, 64, {"gap_us": 20_000, "k": 4, "count": 1})
 
@@ -139,21 +136,37 @@ def held(truth: Truth) -> dict[str, float]:
 
 @contextmanager
 def hog(share: float) -> Iterator[None]:
-    """Another process on the client's core, busy for this share of the time."""
+    """Another process on the client's core, which takes what is missing for the core to be busy for this share."""
     if not share:
         yield
         return
-    loop = (
-        "import sys, time\nbusy, idle = map(float, sys.argv[1:])\n"
-        "while True:\n    until = time.thread_time() + busy\n    while time.thread_time() < until: pass\n"
-        "    time.sleep(idle)"
-    )
-    words = [sys.executable, "-S", "-c", loop, str(SLICE_S), str(SLICE_S * (1 - share) / share)]
-    with subprocess.Popen(pinned(words)) as process:
+    with subprocess.Popen(pinned([sys.executable, "-S", "-c", _HOG, str(CLIENT_CPU), str(share)])) as process:
         try:
             yield
         finally:
             process.kill()
+
+
+# Slices of 4 ms; what of each is spent follows how busy the core was, whoever made it so, in the 0.1 s before.
+_HOG = """
+import sys, time
+core, share = f"cpu{sys.argv[1]} ", float(sys.argv[2])
+def ticks():
+    line = next(line for line in open("/proc/stat") if line.startswith(core))
+    spent = [int(word) for word in line.split()[1:9]]
+    return sum(spent), spent[3] + spent[4]
+mine, (total, idle) = share, ticks()
+while True:
+    looked = time.monotonic()
+    while time.monotonic() < looked + 0.1:
+        until = time.thread_time() + 0.004 * mine
+        while time.thread_time() < until: pass
+        time.sleep(0.004 * (1 - mine))
+    was, slept = total, idle
+    total, idle = ticks()
+    busy = 1 - (idle - slept) / max(1, total - was)
+    mine = min(0.99, max(0.01, mine + 0.3 * (share - busy)))
+"""
 
 
 @contextmanager
@@ -241,7 +254,7 @@ def measure(chosen: Sequence[Case], rounds: int, peers: dict[str, str]) -> Itera
                 for run in runs[:: 1 if number % 2 == 0 else -1]:
                     truth.reset()
                     row = {"case": case.name, "concurrency": case.concurrency, "round": number}
-                    with hog(case.others), core_busy(row):
+                    with hog(case.busy), core_busy(row):
                         row |= run()
                     yield row
 

@@ -60,6 +60,9 @@ _ASLEEP_NS = 20_000  # a poll that took longer had to wait for the first bytes
 _LATE_NS = 1_000_000  # bytes that may have waited longer are read event by event
 _APART_NS = 1_000_000  # events of a stream that come faster than this, on average, are read together all the same
 _NEVER = 1 << 63
+_NAP_S = 0.000_2  # between two polls, while chunks come often
+_OFTEN_S = 4_000  # reads a second from which on they do
+_LONG = 20  # reads a request from which on its successor may wait for a nap
 _STAMPS_SOON_S = 0.2
 _EVENT_END = b"\n\r\n"  # the end of an event that an HTTP chunk ends with
 _LAST = b"\r\n0\r\n\r\n"  # how a chunked stream ends: the last chunk, and no trailers
@@ -155,6 +158,8 @@ class Reader:
         self.kept = 0
         self.turn: list[Slot] = []
         self.reads = 0
+        self.nap_s = 0.0
+        self.paced = (0, 0)  # reads and ended requests when the pace was last looked at
         self.sent = 0
         self.done = 0
         self.failed = 0
@@ -279,27 +284,33 @@ class Reader:
                 self._next(slot)
 
     def _loop(self) -> None:  # noqa: PLR0912, PLR0915 - a call costs as much as an event
-        poll, clock, select_now = self.epoll.poll, _clock, select.select
-        patience = _LATE_NS if self.job["stamps"] else _NEVER
-        slots, listening = self.slots, [self.epoll.fileno()]
-        report = self.polled + _PROGRESS_NS
+        poll, clock, select_now, sleep = self.epoll.poll, _clock, select.select, time.sleep
+        # With stamps, `before` need be no better than the patience with late bytes; reading schedstat costs a call.
+        patience, asleep = (_LATE_NS, _LATE_NS) if self.job["stamps"] else (_NEVER, _ASLEEP_NS)
+        slots, finished, listening = self.slots, self.finished, [self.epoll.fileno()]
+        tick = report = self.polled + _PROGRESS_NS
         while self.active or self.due or self.paused:
-            if self.finished or self.kept > _IDLE_PIECES:
-                wait = 0.0
+            spools = bool(finished) or self.kept > _IDLE_PIECES
+            if self.nap_s and not self.due and not self.paused:
+                if spools:  # now, as no moment will be idle
+                    self._spool_some()
+                    spools = False
+                sleep(self.nap_s)
+            before, asked, wait = self.polled, clock(), 0.0
+            if spools:
+                pass
             elif self.due or self.paused:
                 # epoll counts in milliseconds; select on the epoll descriptor waits in microseconds.
                 select_now(listening, (), (), self._wait(report))
-                wait = 0.0
-            else:
-                wait = self._wait(report)
-            before, asked = self.polled, clock()
+            elif tick > asked:
+                wait = (tick - asked) / 1e9
             ready = poll(wait, len(slots) + 8)
             self.polled = polled = clock()
             if polled - asked > _ASLEEP_NS:
                 before = asked
-                if self.schedstat >= 0:
+                if polled - asked > asleep and self.schedstat >= 0:
                     waited, self.waited = self.waited, self._waited()
-                    before = polled - (self.waited - waited)
+                    before = max(asked, polled - (self.waited - waited))
             self.before, now, late = before, polled, before + patience
             for fd, event in ready:
                 slot = slots.get(fd)
@@ -320,19 +331,34 @@ class Reader:
                 log.append((answer, now, before))
                 if data[-4:] == b"\r\n\r\n" or slot.exact or len(data) < 8 or len(log) == 1:
                     self._progress(slot, data)
-            self.reads += len(ready)
-            self.kept += len(ready)
-            if (wait == 0.0 and not ready) or len(self.finished) > _BACKLOG:
+            count = len(ready)
+            self.reads += count
+            self.kept += count
+            if (wait == 0.0 and not count) or len(finished) > _BACKLOG:
                 self._spool_some()
-            if self.due or self.paused or self.deadlines:
+            if polled >= tick or self.due or self.paused:
                 self._timers()
-            if self.polled >= report:
-                self._report()
-                report = self.polled + _PROGRESS_NS
+                if polled >= report:
+                    self._report()
+                    self._pace(polled - report + _PROGRESS_NS)
+                    report = polled + _PROGRESS_NS
+                tick = min(report, self.deadlines[0][0] if self.deadlines else polled + self.timeout_ns)
             if self.kept > _PIECES:
                 self._spool_all()
             if self.stopping:
                 self._abandon()
+
+    def _pace(self, span_ns: int) -> None:
+        """Whether to nap before each poll from now on, by what the last `span_ns` brought.
+
+        Where chunks come every few dozen microseconds, waking for each costs more than reading it. The kernel stamps
+        them all the same, so a nap makes them later read, not later known; and an ended request's successor waits for
+        it, which is nothing beside a request of many chunks.
+        """
+        reads, ends = self.reads - self.paced[0], self.done + self.failed - self.paced[1]
+        self.paced = (self.reads, self.done + self.failed)
+        often = reads * 1e9 > _OFTEN_S * span_ns and reads > _LONG * ends
+        self.nap_s = _NAP_S if often and self.job["stamps"] else 0.0
 
     def _waited(self) -> int:
         """How long this process has waited for a core in its life, in nanoseconds: the second number of schedstat."""
