@@ -5,6 +5,7 @@ own client does. Their clients want a tokenizer, which is made here, in their ow
 """
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,16 +43,16 @@ pathlib.Path(sys.argv[1], "config.json").write_text(json.dumps(config))
 
 @dataclass(frozen=True)
 class Peer:
-    """A load generator of others: its name, its interpreter, and the words after it."""
+    """A load generator of others: its name, its interpreter, what that runs, and the options of a run."""
 
     name: str
     python: str
-    module: tuple[str, ...]
+    program: tuple[str, ...]
     options: str = ""
 
     def help(self) -> tuple[str, ...]:
         """The command that prints its help."""
-        return (self.python, "-m", *self.module, "--help")
+        return (self.python, *self.program, "--help")
 
     def command(self, folder: Path) -> str:
         """The template of a run; `folder` takes its tokenizer and its own results."""
@@ -59,7 +60,7 @@ class Peer:
         if not tokenizer.exists():
             subprocess.run([self.python, "-c", _TOKENIZER, str(tokenizer)], env=environment(), check=True)
         options = self.options.replace("{tokenizer}", str(tokenizer)).replace("{folder}", str(folder))
-        return " ".join((self.python, "-m", *self.module, options))
+        return f"{shlex.join((self.python, *self.program))} {options}"
 
 
 def environment() -> dict[str, str]:
@@ -70,27 +71,40 @@ def environment() -> dict[str, str]:
 def built() -> Iterator[Peer]:
     """Peers in the built environments, each once."""
     home = Path(os.environ.get("HARNESS_HOME", PROJECT / ".harness"))
-    for name, program, module, options in _KNOWN:
-        folders = [folder for folder in sorted((home / "envs").glob("*")) if (folder / "bin" / program).exists()]
+    for name, command, program, options in _KNOWN:
+        folders = [folder for folder in sorted((home / "envs").glob("*")) if (folder / "bin" / command).exists()]
         if folders:
-            yield Peer(name, str(folders[0] / "bin" / "python"), module, options)
+            yield Peer(name, str(folders[0] / "bin" / "python"), program, options)
 
 
 _RANDOM = f"--random-input-len {PROMPT_TOKENS} --random-output-len {{tokens}} --model truth --tokenizer {{tokenizer}}"
 _LOAD = "--num-prompts {requests} --max-concurrency {concurrency} --ready-check-timeout-sec 0 --seed 1 --disable-tqdm"
+_SGLANG = (
+    "--backend sglang-oai-chat --base-url http://127.0.0.1:{port} --dataset-name random-ids --random-range-ratio 1"
+    f" {_RANDOM} {_LOAD} --warmup-requests 0 --output-file {{folder}}/sglang.jsonl"
+)
+# The extension module that SGLang's wheel holds, without the package around it, which imports torch first.
+_RUST = """
+import glob, importlib.util, sys, sysconfig
+(found,) = glob.glob(sysconfig.get_paths()["purelib"] + "/sglang/srt/rust_extensions/_bench*.so")
+spec = importlib.util.spec_from_file_location("_bench", found)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.run_argv(["sglang-bench", *sys.argv[1:]])
+"""
 _KNOWN = (
     (
         "vLLM bench serve",
         "vllm",
-        ("vllm.entrypoints.cli.main", "bench", "serve"),
+        ("-m", "vllm.entrypoints.cli.main", "bench", "serve"),
         "--backend openai-chat --endpoint /v1/chat/completions --base-url http://127.0.0.1:{port} --dataset-name random"
         f" {_RANDOM} {_LOAD} --num-warmups 0 --ignore-eos",
     ),
     (
         "SGLang bench_serving",
         "sglang",
-        ("sglang.bench_serving",),
-        "--backend sglang-oai-chat --base-url http://127.0.0.1:{port} --dataset-name random-ids --random-range-ratio 1"
-        f" {_RANDOM} {_LOAD} --warmup-requests 0 --output-file {{folder}}/sglang.jsonl",
+        ("-m", "sglang.bench_serving"),
+        _SGLANG,
     ),
+    ("SGLang's Rust client, alone", "sglang", ("-c", _RUST), _SGLANG),
 )
