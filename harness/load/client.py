@@ -10,6 +10,7 @@ import math
 import os
 import random
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -220,6 +221,16 @@ def drained(
     return replace(level, records=(*early, *late))
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Start a process that no Ctrl-C meets, not even before it has a session of its own: it inherits the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Level:
     """The processes of one level on this machine, and their files: `open`, `go`, `watch`, `trace`, and always `end`.
 
@@ -348,8 +359,8 @@ class Level:
     def _spawn(self, number: int, tickets: int | None) -> None:
         path = self.folder / f"job{number}"
         path.write_bytes(marshal.dumps(self._job(number, tickets)))
-        self.processes.append(
-            subprocess.Popen(
+        with _interrupts_held():
+            process = subprocess.Popen(
                 # Nothing is imported from the working directory, which is the user's. Without `site` it starts sooner:
                 # but for answers, which it reads as JSON, it needs no other package.
                 [sys.executable, "-P", *([] if self.served else ["-S"]), "-m", "harness.load.reader", str(path)],
@@ -362,7 +373,7 @@ class Level:
                 },
                 start_new_session=True,  # an interrupt is for the parent, which then says stop
             )
-        )
+        self.processes.append(process)
 
     def _job(self, number: int, tickets: int | None) -> dict[str, Any]:
         load, target, total = self.load, self.target, self.share.total

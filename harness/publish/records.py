@@ -20,7 +20,7 @@ from harness.recipe.plan import Plan
 from harness.recipe.secrets import holds_secret, looks_secret, tells_secret
 from harness.run import ledger
 from harness.run.store import Run, open_run
-from harness.run.verify import has_requests
+from harness.run.verify import has_requests, verify
 
 FORMAT = "harness.record/1"
 FOLDER = Path("docs") / "records"
@@ -47,11 +47,18 @@ def keep(run: Run, folder: Path) -> Path:
         The record's own folder, named as the run.
 
     Raises:
-        InputError: the run's requests are not here, its plan may not be shown, or the folder cannot be written.
+        InputError: the run's requests are not here, it no longer is what was measured, its plan may not be shown, or
+            the folder cannot be written.
     """
     check(run.plan())
     if not has_requests(run):
         raise InputError(f"`{run.path}` has no requests", hint="a record is made from the run itself")
+    if (found := verify(run)).differences:
+        raise InputError(
+            f"`{run.path}` is not as it was measured, and a record vouches for it",
+            details=[str(one) for one in found.differences],
+            hint="`harness verify RUN` says the same; publish a copy that nobody changed, or measure again",
+        )
     result, target = Result.of(run), folder / run.run_id
     _clear(target)
     _write(target / "plan.json", json.loads((run.path / "plan.json").read_text()))

@@ -122,14 +122,14 @@ def _ground(arms: tuple[Arm, Arm], knees: tuple[Knee | None, Knee | None]) -> _G
             if not known and (found is None or found.beyond):
                 return f"`{arm.name}` has not shown its plateau"
         one, other = (["saturation"] if _published(arm) else [f"c{at}" for at in _levels(arm)] for arm in arms)
-        return _Ground((one, other), "at its highest level")
+        return _Ground((one, other), "at most")
     left, right = (_ladder(arm) for arm in arms)
     every = []
     for loop in sorted(left.keys() & right.keys()):
         shared = [key for key in left[loop].complete if key in right[loop].complete]
         every += shared
         if shared and left[loop].top == right[loop].top == shared[-1]:
-            return _Ground((shared, shared), "at its highest level")
+            return _Ground((shared, shared), "at most")
         if len(shared) > 1:
             return _Ground((shared, shared), f"over the shared levels {_said(shared[0])} to {_said(shared[-1])}")
     return f"the arms share only {' and '.join(map(_said, every))}" if every else "the arms share no level"

@@ -201,6 +201,16 @@ def test_a_record_replaces_its_predecessor_and_nothing_else(workplace: Workplace
     assert (again.code, "has no requests" in again.err) == (2, True)
 
 
+def test_no_record_vouches_for_a_run_that_somebody_changed(workplace: Workplace, published: Path) -> None:
+    path = published / "launches/01-baseline/levels/c1/level.json"
+    path.write_text(path.read_text().replace('"requests":4', '"requests":5', 1))
+    done = workplace.harness("publish", published, "--record", workplace.root / "elsewhere")
+    assert done.code == 2
+    assert "is not as it was measured" in done.err
+    assert "launches/01-baseline/levels/c1/level.json" in done.err
+    assert not (workplace.root / "elsewhere").exists()
+
+
 def test_a_figure_is_drawn_beside_its_document_and_a_changed_one_is_stale(workplace: Workplace) -> None:
     pytest.importorskip("vl_convert")
     document = workplace.root / "docs" / "quick.md"

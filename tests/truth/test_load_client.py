@@ -20,6 +20,7 @@ from collections import Counter
 from dataclasses import replace
 
 import fakes.tls
+import psutil
 import pytest
 from fakes.scripted import read_request, scripted
 from load_streams import ROLE, STREAM, USAGE, chat, chunked, plain, sse
@@ -148,6 +149,21 @@ def test_a_client_whose_core_others_keep_busy_still_knows_when_each_chunk_came(t
     for record in trace.records:
         sent = [(at - round(trace.started_at * 1e9)) / 1e9 for _, at, _ in log[record.index]["chunks"]]
         assert len(record.chunks) == len(sent) == 40
+        for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
+            assert begun - 1e-6 <= chunk.at_s
+            assert (chunk.since_s if chunk.merged else chunk.at_s) <= following + burst(record)
+
+
+def test_a_reader_that_naps_between_polls_knows_when_each_chunk_came_all_the_same():
+    """At 8,000 chunks a second it naps once half a second has shown that rate; until then it does not."""
+    with start(ttft_us=5000, gap_us=6000) as server:
+        load = Load(concurrency=48, requests=48, processes=1)
+        trace = run_level(local(server.port), load, prepared(48, tokens=300))
+        log = {entry["id"]: entry for entry in server.log()}
+    assert reasons(trace) == {None: 48}
+    for record in trace.records:
+        sent = [(at - round(trace.started_at * 1e9)) / 1e9 for _, at, _ in log[record.index]["chunks"]]
+        assert len(record.chunks) == len(sent) == 300
         for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
             assert begun - 1e-6 <= chunk.at_s
             assert (chunk.since_s if chunk.merged else chunk.at_s) <= following + burst(record)
@@ -368,6 +384,21 @@ def test_stop_ends_a_level_at_once_and_keeps_what_came(truth):
     assert trace.stopped
     assert reasons(trace)["stopped"] <= 2
     assert reasons(trace)[None] >= 2
+
+
+def test_an_interrupt_that_meets_a_measuring_process_does_not_end_it(truth):
+    """Ctrl-C is for the parent, which says stop; a child just forked is still in the terminal's group."""
+    found = set()
+
+    def interrupt(**_counts):
+        found.update(each.pid for each in psutil.Process().children() if "harness.load.reader" in each.cmdline())
+        for pid in found:
+            os.kill(pid, signal.SIGINT)
+
+    slow = prepared(4, query="gap_us=100000", tokens=12)
+    trace = run_level(local(truth.port), Load(concurrency=2, requests=4), slow, progress=interrupt)
+    assert found
+    assert reasons(trace) == {None: 4}
 
 
 def test_records_are_handed_over_one_by_one(truth):

@@ -64,3 +64,24 @@ def test_a_stream_that_is_cut_off_is_lost_not_malformed(spool: bool) -> None:
         reader.take(piece, spool=spool)
     reader.take(b"", spool=False)
     assert reader.ends == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("reads", "ends", "stamps", "naps"),
+    [
+        (2_500, 20, True, True),  # 5,000 reads a second, 125 a request
+        (2_500, 20, False, False),  # the read time is all there is: it must not be late
+        (1_500, 20, True, False),  # 3,000 a second: waking for each is cheap
+        (2_500, 200, True, False),  # 12 reads a request: a nap before its successor would count
+    ],
+)
+def test_a_reader_naps_only_where_stamps_tell_the_time_and_many_chunks_come(
+    reads: int, ends: int, stamps: bool, naps: bool
+) -> None:
+    reader = Watched()
+    reader.job, reader.paced = {"stamps": stamps}, (1_000, 10)
+    reader.reads, reader.done, reader.failed = 1_000 + reads, 10 + ends - 1, 1
+    reader._pace(500_000_000)
+    assert (reader.nap_s > 0) == naps
+    reader._pace(500_000_000)  # nothing came since
+    assert reader.nap_s == 0
