@@ -254,7 +254,7 @@ def _chunks(said: stream.Said, answer: wire.Response, reads: _Reads, zero_ns: in
             continue
         since_ns = _not_before(reads, read)
         if shared and together_ns is None:
-            together_ns = max(_TOGETHER_NS, _TOGETHER_SHARE * _usual_wait_ns(reads))
+            together_ns = max(_TOGETHER_NS, _TOGETHER_SHARE * _usual_wait_ns(stamps[where[0][0] :]))
         merged = shared and together_ns is not None and stamp - since_ns > together_ns
         since_s = (since_ns - zero_ns) / 1e9 if merged or not kernel else None
         chunks.append(Chunk(at_s, read_s, tokens, merged, since_s))
@@ -286,7 +286,10 @@ def _not_before(reads: _Reads, read: int) -> int:
     return max(reads.not_before[first], reads.stamps[first - 1] if first else 0)
 
 
-def _usual_wait_ns(reads: _Reads) -> int:
-    """Median time from one stamp to the next; 0 where there are too few to say."""
-    waits = sorted(after - before for before, after in itertools.pairwise(reads.stamps) if after > before)
-    return waits[len(waits) // 2] if len(waits) >= 3 else 0
+def _usual_wait_ns(stamps: list[int]) -> float:
+    """Mean time from one stamp to the next without the longest, which may be a stall; 0 where there are too few to say.
+
+    Not the median: of a server that writes many tokens a step as events of their own, most waits are within a step.
+    """
+    waits = sorted(after - before for before, after in itertools.pairwise(stamps) if after > before)
+    return sum(waits[:-1]) / (len(waits) - 1) if len(waits) >= 3 else 0.0

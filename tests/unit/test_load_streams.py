@@ -246,7 +246,7 @@ def test_events_read_one_by_one_are_bounds_only_where_the_kernel_had_joined_them
 def steady(waits_ms, last_bound_ms):
     """A stream whose events come singly after these waits, and then two in one read, 10 ms after the last."""
     frames = [b"%x\r\n%b\r\n" % (len(each), each) for each in sse(*(chat("x") for _ in waits_ms), chat("y"), chat("z"))]
-    at = [ZERO + STEP * sum(waits_ms[: n + 1]) for n in range(len(waits_ms))]
+    at = [ZERO + round(STEP * sum(waits_ms[: n + 1])) for n in range(len(waits_ms))]
     entries = [((frame, stamp(ns), 0, None), ns + 1000, 0) for frame, ns in zip(frames, at, strict=False)]
     entries[0] = ((STREAM + frames[0], *entries[0][0][1:]), *entries[0][1:])
     end = at[-1] + 10 * STEP
@@ -264,6 +264,22 @@ def test_events_closer_than_a_quarter_of_the_usual_wait_are_one_burst_of_the_ser
     assert [chunk.merged for chunk in apart] == [False] * 4 + [True, False]
     assert apart[4].since_s == pytest.approx(0.045 - 0.0026)
     assert [chunk.since_s for chunk in apart if not chunk.merged] == [None] * 5
+
+
+def test_the_usual_wait_is_that_between_steps_where_a_server_writes_many_events_a_step():
+    """Three steps of four events 0.3 ms apart, 100 ms from step to step, and the pair 10 ms later.
+
+    Waits are 9 times 0.3 ms, twice 99.1 and once 10: without the longest 111.8 ms in 11 waits, and a quarter is 2.54.
+    The median wait is 0.3 ms, and would call what came within 0.075 ms a burst.
+    """
+    waits = [5, *[0.3, 0.3, 0.3, 99.1] * 2, 0.3, 0.3, 0.3]
+    assert not any(chunk.merged for chunk in steady(waits, 2.5))
+    assert [chunk.merged for chunk in steady(waits, 2.6)] == [False] * 12 + [True, False]
+
+
+def test_one_long_stall_does_not_make_bursts_of_what_came_apart():
+    """Waits of 10 ms, one of 5 s and the pair 10 ms later: the quarter is 2.5 ms, stall or no stall."""
+    assert [chunk.merged for chunk in steady([5, 10, 10, 5000, 10], 2.6)] == [False] * 5 + [True, False]
 
 
 def test_a_bound_survives_being_stored():
