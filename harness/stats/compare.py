@@ -182,6 +182,16 @@ def _notes(sides: Sides, rows: Sequence[Row], fairness: Fairness) -> tuple[str, 
         notes.append("fairness of the effective configuration was not checked: it is not known for both arms")
     silent = [arm for arm in arms if not any(arm.name in row.acceptance for row in rows)]
     notes += [found.message for arm in silent if (found := cumulative_acceptance(arm)) is not None]
-    if min((row.estimate.launches for row in rows if row.estimate), default=0) == 1 and sides.how.noise is None:
-        notes.append("1 launch an arm: no interval is possible, and a second launch may move every number")
+    if min((row.estimate.launches for row in rows if row.estimate), default=0) == 1:
+        notes.append(_one_launch(sides.how.noise))
     return tuple(notes)
+
+
+def _one_launch(floor: NoiseFloor | None) -> str:
+    """Where the intervals of one launch an arm come from."""
+    if floor is None:
+        return "1 launch an arm: no interval is possible, and a second launch may move every number"
+    return (
+        f"1 launch an arm: intervals are by how far identical launches differ here, {floor.spread:.1%} in "
+        f"`{floor.source}` (an A/A run)"
+    )

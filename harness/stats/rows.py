@@ -215,8 +215,9 @@ def _verdict(contrast: Contrast, p: float | None, how: Settings) -> tuple[RowVer
     if p is not None and p <= 1 - how.confidence:
         return _side(contrast.mean, how.metric), ()
     more = _more(contrast, how)
+    count = "1 launch an arm" if contrast.launches == 1 else f"{contrast.launches} launches an arm"
     low, high = (bounds.low, bounds.high) if bounds else (-math.inf, math.inf)
-    seen = f"{math.expm1(low):+.1%} to {math.expm1(high):+.1%} over {contrast.launches} launches an arm"
+    seen = f"{math.expm1(low):+.1%} to {math.expm1(high):+.1%} over {count}"
     if low > 0 or high < 0:
         seen += "; this level alone excludes 0, the whole table does not yet"
     plan = f"{MOST_LAUNCHES} launches an arm would not" if more is None else f"{_launches(more)} an arm would probably"

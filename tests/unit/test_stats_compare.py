@@ -86,10 +86,19 @@ def test_one_launch_an_arm_has_no_interval_and_a_small_difference_stays_unresolv
 
 def test_an_aa_run_gives_one_launch_an_interval():
     floor = NoiseFloor(spread=0.01, freedom=4, largest=0.02, source="runs/aa")
-    [row] = compare(arm("a", {1: 100.0}), arm("b", {1: 105.0}), Settings(noise=floor)).rows
+    result = compare(arm("a", {1: 100.0}), arm("b", {1: 105.0}), Settings(noise=floor))
+    [row] = result.rows
     half = stats.t.ppf(0.975, 4) * 0.01  # 2.776 x 1 %
     assert row.estimate.interval.low == pytest.approx(1.05 * math.exp(-half))
     assert row.verdict == "better"
+    said = "1 launch an arm: intervals are by how far identical launches differ here, 1.0% in `runs/aa` (an A/A run)"
+    assert said in result.notes
+
+
+def test_what_would_settle_one_launch_is_said_in_the_singular():
+    floor = NoiseFloor(spread=0.05, freedom=4, largest=0.1, source="runs/aa")
+    [row] = compare(arm("a", {1: 100.0}), arm("b", {1: 105.0}), Settings(noise=floor)).rows
+    assert " over 1 launch an arm; " in row.reasons[0].message
 
 
 def test_a_level_that_one_arm_lacks_is_not_comparable_by_name():
