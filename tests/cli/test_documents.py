@@ -203,7 +203,7 @@ def test_a_record_replaces_its_predecessor_and_nothing_else(workplace: Workplace
 
 def test_no_record_vouches_for_a_run_that_somebody_changed(workplace: Workplace, published: Path) -> None:
     path = published / "launches/01-baseline/levels/c1/level.json"
-    path.write_text(path.read_text().replace('"requests":4', '"requests":5', 1))
+    path.write_text(path.read_text().replace('"requests": 4', '"requests": 5', 1))
     done = workplace.harness("publish", published, "--record", workplace.root / "elsewhere")
     assert done.code == 2
     assert "is not as it was measured" in done.err
