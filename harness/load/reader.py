@@ -288,7 +288,7 @@ class Reader:
         # With stamps, `before` need be no better than the patience with late bytes; reading schedstat costs a call.
         patience, asleep = (_LATE_NS, _LATE_NS) if self.job["stamps"] else (_NEVER, _ASLEEP_NS)
         slots, finished, listening = self.slots, self.finished, [self.epoll.fileno()]
-        tick = report = self.polled + _PROGRESS_NS
+        tick, report = self.polled, self.polled + _PROGRESS_NS  # the first look sets the next tick
         while self.active or self.due or self.paused:
             spools = bool(finished) or self.kept > _IDLE_PIECES
             if self.nap_s and not self.due and not self.paused:
@@ -358,7 +358,8 @@ class Reader:
         reads, ends = self.reads - self.paced[0], self.done + self.failed - self.paced[1]
         self.paced = (self.reads, self.done + self.failed)
         often = reads * 1e9 > _OFTEN_S * span_ns and reads > _LONG * ends
-        self.nap_s = _NAP_S if often and self.job["stamps"] else 0.0
+        stamped = any(slot.log and slot.log[-1][0][1] for slot in self.slots.values())  # asking for them is not enough
+        self.nap_s = _NAP_S if often and stamped else 0.0
 
     def _waited(self) -> int:
         """How long this process has waited for a core in its life, in nanoseconds: the second number of schedstat."""

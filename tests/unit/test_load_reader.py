@@ -79,7 +79,8 @@ def test_a_reader_naps_only_where_stamps_tell_the_time_and_many_chunks_come(
     reads: int, ends: int, stamps: bool, naps: bool
 ) -> None:
     reader = Watched()
-    reader.job, reader.paced = {"stamps": stamps}, (1_000, 10)
+    reader.slots, reader.paced = {3: reader.slot, 4: Slot(1)}, (1_000, 10)
+    reader.slot.log = [((b"data", [(1, 37, b"")] if stamps else [], 0, None), 0, 0)]
     reader.reads, reader.done, reader.failed = 1_000 + reads, 10 + ends - 1, 1
     reader._pace(500_000_000)
     assert (reader.nap_s > 0) == naps
