@@ -291,7 +291,8 @@ class Reader:
         tick, report = self.polled, self.polled + _PROGRESS_NS  # the first look sets the next tick
         while self.active or self.due or self.paused:
             spools = bool(finished) or self.kept > _IDLE_PIECES
-            if self.nap_s and not self.due and not self.paused:
+            naps = self.nap_s and not self.due and not self.paused
+            if naps:
                 if spools:  # now, as no moment will be idle
                     self._spool_some()
                     spools = False
@@ -306,7 +307,7 @@ class Reader:
                 wait = (tick - asked) / 1e9
             ready = poll(wait, len(slots) + 8)
             self.polled = polled = clock()
-            if polled - asked > _ASLEEP_NS:
+            if polled - asked > _ASLEEP_NS and not naps:  # what came during a nap did not wake the poll after it
                 before = asked
                 if polled - asked > asleep and self.schedstat >= 0:
                     waited, self.waited = self.waited, self._waited()
