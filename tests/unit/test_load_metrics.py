@@ -113,6 +113,119 @@ def test_failed_requests_are_counted_by_reason_and_are_no_samples():
     assert result.verdict.state == "valid"
 
 
+def test_a_whole_level_by_hand():
+    """Two slots for 3.5 s: 5 + 2 + 8 = 15 tokens for 7 + 9 + 4 = 20 of prompt; the fourth request failed, and counts in
+    nothing but its connection and the slot it held. Slot 1 is empty from 3.0 on, before which 5 + 2 + 4 tokens came.
+    """
+    records = [
+        record(0, 0.0, [(0.5, 2), (1.5, 3)], slot=0, prompt_tokens=7, cached_tokens=2, connect_s=0.01, queued_s=0.25),
+        record(1, 0.0, [(1.0, 1), (2.0, 1)], slot=1, prompt_tokens=9, cached_tokens=0),
+        # Its usage came a tenth of a second after its last token, which is when it ends for the rates.
+        record(2, 1.5, [(2.5, 4), (3.5, 4)], slot=0, prompt_tokens=4, cached_tokens=4, counter="stream", end_s=3.6),
+        record(
+            3,
+            2.0,
+            [(2.5, 9)],
+            slot=1,
+            ok=False,
+            reason="timeout",
+            end_s=3.0,
+            prompt_tokens=99,
+            cached_tokens=99,
+            connect_s=0.03,
+            queued_s=9.0,
+        ),
+    ]
+    records[2] = replace(records[2], chunks=(records[2].chunks[0]._replace(merged=True), records[2].chunks[1]))
+    client = ClientFacts(
+        2,
+        cpu_s=6.0,
+        wall_s=10.0,
+        kernel_stamps=True,
+        reads=12,
+        parse_s=0.1,
+        wrapped=3,
+        clock_step_s=-0.002,
+        cpus=(6, 7),
+        reconnects=1,
+    )
+    level = replace(trace(*records, concurrency=2), client=client, stopped=True)
+    found = metrics.summarise(level, metrics.Identity("c", "a", "l", 4), {"concurrency": 2}, server={"drafts": 5.0})
+    assert found.started_at == "2023-11-14T22:13:20.000+00:00"
+    assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (20, 6, 15)
+    assert (found.counter, found.block, found.server) == ("stream, usage", 4, {"drafts": 5.0})
+    rates = found.throughput
+    assert rates.output_tok_s == pytest.approx(11 / 3.0)
+    assert rates.output_tok_s_whole == pytest.approx(15 / 3.5)
+    assert rates.total_tok_s_whole == pytest.approx((15 + 20) / 3.5)
+    assert rates.requests_s_whole == pytest.approx(3 / 3.5)
+    assert rates.per_request_tok_s == pytest.approx((5 / 1.5 + 2 / 2.0 + 8 / 2.0) / 3)
+    queued, connect = found.metrics["queued_s"], found.metrics["connect_s"]
+    assert (queued.n, queued.mean) == (1, 0.25)
+    assert (connect.n, connect.minimum, connect.maximum) == (2, 0.01, 0.03)
+    wanted = {
+        "processes": 2,
+        "cpus": [6, 7],
+        "cpu_s": 6.0,
+        "cpu_share": 0.3,
+        "parse_s": 0.1,
+        "kernel_stamps": True,
+        "reads": 12,
+        "reconnects": 1,
+        "merged_share": 1 / 7,
+        "chunks_s": 0.7,
+        "capacity_chunks_s": None,
+        "capacity_share": None,
+        "capacity_note": None,
+        "peak_in_flight": 2,
+        "mean_in_flight": 2.0,
+        "wrapped_requests": 3,
+        "clock_step_s": -0.002,
+        "stopped": True,
+    }
+    assert {name: found.client[name] for name in wanted} == wanted
+
+
+def test_what_one_request_does_not_say_no_total_does():
+    """One of two servers' answers without a count: what it made is not nothing, so that no sum and no rate stands."""
+    told = record(0, 0.0, [(0.5, 1), (1.0, 1)], prompt_tokens=3, cached_tokens=1)
+    silent = record(1, 1.0, [(1.5, None), (2.0, None)], tokens=None, counter=None)
+    found = metrics.summarise(trace(told, silent), metrics.Identity("c", "a", "l"), {})
+    assert (found.prompt_tokens, found.cached_tokens, found.counter) == (None, None, "nobody, usage")
+    rates = found.throughput
+    assert (rates.output_tok_s, rates.output_tok_s_whole, rates.total_tok_s_whole) == (None, None, None)
+    assert rates.requests_s_whole == pytest.approx(2 / 2.0)
+
+
+def test_a_first_chunk_that_nobody_counted_is_taken_for_one_token():
+    """9 tokens, the first chunk at 0.5 and the last at 2.5: 2.0 / (9 - 1)."""
+    assert metrics.tpot(record(chunks=[(0.5, None), (2.5, None)], tokens=9)) == pytest.approx(0.25)
+
+
+def test_an_open_loops_window_is_the_time_in_which_measured_requests_were_sent():
+    records = [record(i, sent, [(sent + 5.0, 1)], slot=i) for i, sent in enumerate((1.0, 2.5, 4.0))]
+    early = record(9, 0.0, [(1.0, 1)], slot=9, phase="warmup")
+    window = metrics.steady_window(trace(early, *records, mode="open", concurrency=None))
+    assert (window.start_s, window.end_s) == (1.0, 4.0)
+
+
+def test_a_serial_level_is_full_with_one_request():
+    one = record(0, 1.0, [(2.0, 1), (3.0, 1)])
+    window = metrics.steady_window(trace(one, mode="serial", concurrency=None))
+    assert (window.start_s, window.end_s) == (1.0, 3.0)
+
+
+def test_a_request_that_ends_as_the_next_begins_is_never_two_in_flight():
+    level = trace(record(0, 0.0, [(1.0, 1)]), record(1, 1.0, [(2.0, 1)]))
+    assert level.in_flight() == [(0.0, 1), (1.0, 0), (1.0, 1), (2.0, 0)]
+
+
+def test_a_level_without_a_measured_request_was_not_run():
+    level = trace(record(0, 0.0, [(1.0, 1)], phase="warmup"))
+    found = metrics.summarise(level, metrics.Identity("c", "a", "l"), {})
+    assert (found.requests, found.verdict.state, found.metrics) == (0, "not run", {})
+
+
 def test_percentiles_stand_only_where_the_sample_supports_them():
     few, many = metrics.summary([1.0] * 30), metrics.summary(list(range(1000)))
     assert (few.p50, few.p90, few.p99) == (1.0, None, None)
@@ -137,6 +250,11 @@ def test_goodput_counts_requests_that_keep_every_objective():
     # TTFT 0.2, 0.4, 0.6, 0.8 over 4 seconds; two keep 0.5.
     assert metrics.goodput(trace(*records), {"ttft_s": 0.5}) == pytest.approx(2 / 4)
     assert metrics.goodput(trace(*records), {"ttft_s": 0.5, "e2e_s": 0.5}) == 0.0
+    # One token after the first, in 0.8, 0.6, 0.4 and 0.2 seconds; a fifth request failed, and a failure keeps nothing.
+    failed = record(4, 3.5, [(3.6, 1), (3.7, 1)], ok=False, reason="ended early")
+    assert metrics.goodput(trace(*records, failed), {"tpot_s": 0.5}) == pytest.approx(2 / 4)
+    # A single token has no time per token, and keeps any.
+    assert metrics.goodput(trace(record(0, 0.0, [(1.0, 1)])), {"tpot_s": 0.001}) == pytest.approx(1 / 1)
 
 
 def test_goodput_stands_in_a_level_that_has_objectives():
@@ -198,10 +316,29 @@ def test_a_recorded_run_recomputed_from_its_json_lines_agrees():
         assert found.mean == pytest.approx(values.mean(), abs=1e-9)
         assert found.std == pytest.approx(values.std(ddof=1), abs=1e-9)
         assert found.p50 == pytest.approx(np.quantile(values, 0.5), abs=1e-9)
-        assert found.maximum == pytest.approx(values.max(), abs=1e-9)
+        for which, share in (("p90", 0.9), ("p99", 0.99)):
+            if (shown := getattr(found, which)) is not None:
+                assert shown == pytest.approx(np.quantile(values, share), abs=1e-9)
+        assert (found.minimum, found.maximum) == pytest.approx((values.min(), values.max()), abs=1e-9)
     for which, line in enumerate(lines):  # the identities
         assert expected["ttft_s"][which] + np.diff(at[which]).sum() == pytest.approx(expected["e2e_s"][which], abs=1e-9)
         assert tokens[which].sum() == line["output_tokens"] == 20
+    span = last.max() - sent.min()
+    prompt = np.array([line["prompt_tokens"] for line in lines])
+    assert result.throughput.total_tok_s_whole == pytest.approx((n.sum() + prompt.sum()) / span, rel=1e-9)
+    assert result.throughput.requests_s_whole == pytest.approx(40 / span, rel=1e-9)
+    assert result.throughput.per_request_tok_s == pytest.approx(np.mean(n / (last - sent)), rel=1e-9)
+    # The window: from the first send that finds all four in flight to the last end of the slot that runs dry first.
+    ended = np.array([line["end_s"] for line in lines])
+    slot = np.array([line["slot"] for line in lines])
+    full = min(t for t in sent if (sent <= t).sum() - (ended <= t).sum() >= 4)
+    dry = min(ended[slot == each].max() for each in set(slot))
+    inside = sum(k[(full < a) & (a <= dry)].sum() for a, k in zip(at, tokens, strict=True))
+    busy = np.clip(np.minimum(ended, dry) - np.maximum(sent, full), 0, None).sum()
+    assert (result.window.start_s, result.window.end_s) == (full, dry)
+    assert result.throughput.output_tok_s == pytest.approx(inside / (dry - full), rel=1e-9)
+    assert result.client["mean_in_flight"] == pytest.approx(busy / (dry - full), rel=1e-9)
+    assert result.client["peak_in_flight"] == 4
     assert result.throughput.output_tok_s_whole == pytest.approx(n.sum() / (last.max() - sent.min()), rel=1e-9)
     assert math.isclose(
         result.client["lag_p99_s"],
