@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import requests
 
+from harness.errors import HarnessError
 from harness.files import append_line
 
 # A context in which GPUs are read: each call gives one reading of every GPU, at a time in seconds since 1970.
@@ -156,8 +157,8 @@ class Observer:
             return
         try:
             append_line(self._folder / name, json.dumps(value, separators=(",", ":")))
-        except OSError as error:
-            self._fault(f"cannot write `{self._folder / name}`: {error.strerror}")
+        except HarnessError as error:
+            self._fault(error.message)
 
     def _fault(self, text: str) -> None:
         if text not in self.faults:
