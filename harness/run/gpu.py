@@ -147,7 +147,10 @@ def _readings(library: ModuleType, at: float, ours: set[int]) -> Iterator[Readin
     """One reading of each GPU: watts, MHz, degrees Celsius, bytes, PCIe bytes a second over NVML's own 20 ms, and the
     strangers on it."""
     for index in range(library.nvmlDeviceGetCount()):
-        ask = _asker(library, library.nvmlDeviceGetHandleByIndex(index))
+        try:
+            ask = _asker(library, library.nvmlDeviceGetHandleByIndex(index))
+        except library.NVMLError:  # it fell off the bus; the others, and the server's own metrics, are still to be read
+            continue
         power, memory = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetMemoryInfo")
         sent = ask("nvmlDeviceGetPcieThroughput", library.NVML_PCIE_UTIL_TX_BYTES)
         received = ask("nvmlDeviceGetPcieThroughput", library.NVML_PCIE_UTIL_RX_BYTES)

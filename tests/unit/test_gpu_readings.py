@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from harness.engines.engine import Counters
@@ -97,3 +98,66 @@ def test_a_reading_says_what_this_gpu_tells_and_none_for_the_rest(with_driver: A
 def test_without_a_driver_there_are_no_readings(with_driver: Any) -> None:
     with_driver(None)
     assert watched({1}).gpus() == []
+
+
+def telling() -> SimpleNamespace:
+    """One GPU that tells everything, in the units of nvml.h: milliwatts, MHz, degrees Celsius, bytes, PCIe KB/s."""
+    library = driver([])
+    library.nvmlDeviceGetPowerUsage = lambda _: 312_500
+    library.nvmlDeviceGetClockInfo = lambda _, clock: {library.NVML_CLOCK_SM: 1980, library.NVML_CLOCK_MEM: 2619}[clock]
+    library.nvmlDeviceGetTemperature = lambda _, sensor: {library.NVML_TEMPERATURE_GPU: 61}[sensor]
+    library.nvmlDeviceGetPcieThroughput = lambda _, way: {0: 2048, 1: 10}[way]
+    return library
+
+
+def test_power_clocks_temperature_memory_and_pcie_are_told_in_the_units_of_the_record(with_driver: Any) -> None:
+    with_driver(telling())
+    reading = watched(set()).gpus()[0]
+    wanted = {
+        "power_w": 312.5,
+        "sm_mhz": 1980,
+        "memory_mhz": 2619,
+        "temperature_c": 61,
+        "memory_used": 5 << 30,
+        "pcie_sent_bytes_s": 2 << 20,
+        "pcie_received_bytes_s": 10 << 10,
+    }
+    assert {name: reading[name] for name in wanted} == wanted
+
+
+def test_a_gpu_that_is_lost_meanwhile_leaves_the_others_to_be_read(with_driver: Any) -> None:
+    library = driver([], [])
+
+    def handle(index: int) -> int:
+        if index == 0:
+            raise NVMLError("GPU is lost")
+        return index
+
+    library.nvmlDeviceGetHandleByIndex = handle
+    with_driver(library)
+    assert {reading["gpu"] for reading in watched(set()).gpus()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (pynvml.nvmlClocksEventReasonApplicationsClocksSetting, "application clocks setting"),
+        (pynvml.nvmlClocksEventReasonSwPowerCap, "software power cap"),
+        (pynvml.nvmlClocksEventReasonHwSlowdown, "hardware slowdown"),
+        (pynvml.nvmlClocksEventReasonSyncBoost, "sync boost"),
+        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, "software thermal slowdown"),
+        (pynvml.nvmlClocksEventReasonHwThermalSlowdown, "hardware thermal slowdown"),
+        (pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown, "hardware power brake"),
+        (pynvml.nvmlClocksEventReasonDisplayClockSetting, "display clock setting"),
+    ],
+)
+def test_what_holds_clocks_back_is_named_as_nvml_counts_its_bits(reason: int, words: str) -> None:
+    assert gpu.throttle_names(reason) == words
+    assert gpu.throttle_names(reason | pynvml.nvmlClocksEventReasonGpuIdle) == words
+
+
+def test_several_reasons_are_all_named_and_an_unknown_one_by_its_bit() -> None:
+    both = pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    assert gpu.throttle_names(both) == "software power cap, hardware thermal slowdown"
+    assert gpu.throttle_names(0x8000) == "0x8000"
+    assert pynvml.nvmlClocksEventReasonGpuIdle == gpu.IDLE
