@@ -117,3 +117,93 @@ def test_options_that_are_none_are_named_all_at_once():
         "  prompt set `synthetic:word=5,count,words=0`: `count` is not `option=number`",
         "  prompt set `synthetic:word=5,count,words=0`: `words` must be at least 1",
     ]
+
+
+def test_a_line_ends_at_a_line_feed_and_nowhere_inside_a_text(tmp_path):
+    """Python counts U+2028, U+0085 and the form feed among line ends; JSON texts may hold the first two as they are."""
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"text": "a\u2028b"}\r\n\n{"text": "c\x85d"}\n', encoding="utf-8", newline="")
+    found = prompts.load(str(path)).prompts
+    assert [(each.prompt_id, each.prompt) for each in found] == [("set-000", "a\u2028b"), ("set-001", "c\x85d")]
+
+
+def test_a_list_may_hold_bare_texts_and_whole_chats(tmp_path):
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps(["one", {"messages": chat}, {"id": 7, "text": "two"}]))
+    found = prompts.load(str(path)).prompts
+    assert [(each.prompt_id, each.prompt) for each in found] == [("set-000", "one"), ("set-001", chat), ("7", "two")]
+
+
+def test_who_speaks_in_a_conversation_is_known_by_any_of_the_usual_names(tmp_path):
+    talk = [("system", "s"), ("user", "u1"), ("assistant", "a1"), ("human", "u2"), ("bard", "a2"), ("human", "u3")]
+    path = written(tmp_path, {"id": "c", "conversations": [{"role": who, "content": said} for who, said in talk]})
+    last = prompts.load(str(path)).prompts[-1].prompt
+    assert [message["role"] for message in last] == ["system", "user", "assistant", "user", "assistant", "user"]
+
+
+def test_a_system_message_stays_before_answers_that_the_server_gives(tmp_path):
+    talk = [("system", "s"), ("human", "u1"), ("gpt", "a1"), ("human", "u2")]
+    entry = {"conversations": [{"from": who, "value": said} for who, said in talk], "answers": "served"}
+    first, second = prompts.load(str(written(tmp_path, entry))).prompts
+    assert [message["content"] for message in first.prompt] == ["s", "u1"]
+    assert [message["content"] for message in second.prompt] == ["s", "u1", answers.mark(0), "u2"]
+
+
+def test_conversations_may_begin_alike_for_only_their_later_turns_are_theirs(tmp_path):
+    entries = [{"id": name, "turns": ["hi", f"then {name}"]} for name in ("a", "b")]
+    assert len(prompts.load(str(written(tmp_path, *entries)))) == 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"messages": []}, "`messages` must be a list of objects with `role` and `content`"),
+        ({"messages": [{"content": "no role"}]}, "`messages` must be a list of objects with `role` and `content`"),
+        ({"conversations": "hi"}, "`conversations` must be a list"),
+        ({"conversations": [{"from": "human"}]}, "each of `conversations` needs `from` and `value`"),
+        ({"conversations": [7]}, "each of `conversations` needs `from` and `value`"),
+        ({"conversations": [{"from": "gpt", "value": "?"}]}, "a conversation without a question"),
+        ({"turns": ["x", ""]}, "`turns` must be a list of texts"),
+        ({"turns": "x"}, "`turns` must be a list of texts"),
+        ({"text": ""}, "an entry needs `text`, `prompt`, `messages`, `turns` or `conversations`"),
+        ({"text": 5}, "an entry needs `text`, `prompt`, `messages`, `turns` or `conversations`"),
+    ],
+)
+def test_an_entry_that_cannot_be_asked_is_a_fault_with_its_line(tmp_path, entry, said):
+    path = written(tmp_path, {"text": "good"}, entry)
+    with pytest.raises(InputError) as caught:
+        prompts.load(str(path))
+    assert str(caught.value) == f"{path}:2:1: {said}"
+
+
+def test_a_file_without_prompts_or_that_is_no_text_is_an_error(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "caf\xe9"}'.encode("latin-1"))
+    (tmp_path / "torn.json").write_text('[{"text": "x"},')
+    for name, said in (
+        ("empty.jsonl", "holds no prompts"),
+        ("latin.jsonl", "is not UTF-8 text: invalid continuation byte at byte 13"),
+        ("torn.json", "torn.json:1:1: not valid JSON"),
+    ):
+        with pytest.raises(InputError, match=said):
+            prompts.load(str(tmp_path / name))
+
+
+def test_a_path_starts_from_the_recipe_or_from_a_folder_above_it(tmp_path):
+    (tmp_path / "recipes" / "deep").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    path = written(tmp_path / "data", {"text": "x"})
+    beside = tmp_path / "recipes" / "deep"
+    assert prompts.load("data/set.jsonl", beside=beside).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert prompts.file_of("data/set.jsonl", beside=beside) == path
+    assert prompts.file_of("synthetic:words=3", beside=beside) is None
+    with pytest.raises(InputError, match=r"there is no prompt set `data/other\.jsonl`"):
+        prompts.load("data/other.jsonl", beside=beside)
+
+
+def test_made_sets_are_the_same_each_time_and_have_the_usual_size_when_nothing_is_said():
+    assert [len(text.prompt.split()) for text in prompts.load("synthetic:").prompts] == [200] * 256
+    assert [len(text.prompt.split()) for text in prompts.load("shared-prefix:").prompts] == [900] * 256
+    same = [prompts.load("shared-prefix:prefix=9,words=2,count=3,seed=0").sha256 for _ in range(2)]
+    assert same[0] == same[1] != prompts.load("shared-prefix:prefix=9,words=2,count=3,seed=1").sha256
