@@ -38,6 +38,44 @@ def test_a_rate_that_the_source_cannot_send_is_tried_as_far_as_it_can():
     assert found.rate_tried <= 15_000 * 1.5
 
 
+def test_what_a_chunk_costs_is_worked_out_from_what_one_of_the_processes_read(monkeypatch):
+    """Nine streams on two processes: five on the one that is tried, 300 chunks a second for 2 s, so 120 tokens each.
+
+    It read 1,000 times for 50 ms of CPU: 50 us each, 20,000 a second, 40,000 with two. 3,000 chunks in 2.5 s are
+    1,200 a second; the k-th was read k us late, so that 99 % were read within 2.97 ms.
+    """
+    asked = []
+    chunks = tuple(Chunk(1.0, 1.0 + late * 1e-6) for late in range(3000))
+
+    def read(streams, gap_s, tokens):
+        asked.append((streams, gap_s, tokens))
+        trace = level(1, 2.5)
+        facts = replace(trace.client, cpu_s=0.05, reads=1000)
+        return replace(trace, records=(replace(trace.records[0], chunks=chunks),), client=facts)
+
+    monkeypatch.setattr(capacity, "_read_source", read)
+    found = capacity.calibrate(9, 300.0, processes=2)
+    assert asked == [(5, pytest.approx(5 / 300), 120)]
+    assert (found.chunks_s, found.cpu_per_chunk_s) == (pytest.approx(40_000), pytest.approx(50e-6))
+    assert (found.rate_tried, found.processes) == (pytest.approx(1200), 2)
+    assert found.lag_p99_s == pytest.approx(2970e-6)
+
+
+def test_without_kernel_stamps_a_calibration_knows_no_lag(monkeypatch):
+    trace = level(10, 1.0)
+    unstamped = replace(trace, client=replace(trace.client, kernel_stamps=False))
+    monkeypatch.setattr(capacity, "_read_source", lambda *_, **__: unstamped)
+    assert capacity.calibrate(1).lag_p99_s is None
+
+
+def test_the_clients_of_several_machines_are_not_spoken_for_by_one():
+    trace = level(60_000, 3.0)
+    two = replace(trace, client=replace(trace.client, hosts=({"host": "a"}, {"host": "b"})))
+    known = capacity.Capacities()
+    known._known[1] = FOUND
+    assert known.of(two) == (None, "not calibrated: the load came from 2 machines")
+
+
 def test_a_level_with_few_chunks_or_that_was_short_is_not_worth_a_calibration():
     never = capacity.Capacities(seconds=2.0)
     assert never.of(level(2997, 3.0)) == (None, "not calibrated: 999 chunks/s are few for any client")
@@ -105,6 +143,17 @@ def test_a_calibration_that_fails_costs_the_figure_and_not_the_run(monkeypatch):
     monkeypatch.setattr(capacity, "_read_source", lambda streams, gap_s, tokens: failed())
     found, said = capacity.Capacities(seconds=0.1).of(level(3000, 1.0))
     assert (found, said) == (None, "not calibrated: the client's calibration lost 1 of 1 loopback streams")
+
+
+def test_a_calibration_that_fails_before_a_sweep_is_told_by_the_level_that_needs_it(monkeypatch):
+    monkeypatch.setattr(capacity, "_read_source", lambda *_, **__: failed())
+    capacities = capacity.Capacities()
+    loads = [Load(concurrency=count, processes=1) for count in (1, 64)]
+    assert list(capacities.before(loads)) == ["calibrating the client for 2 s, with 64 streams"]
+    assert capacities.of(level(9000, 3.0)) == (
+        None,
+        "not calibrated: the client's calibration lost 1 of 1 loopback streams",
+    )
 
 
 def failed():

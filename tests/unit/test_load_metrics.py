@@ -211,7 +211,7 @@ def test_an_open_loops_window_is_the_time_in_which_measured_requests_were_sent()
 
 def test_a_serial_level_is_full_with_one_request():
     one = record(0, 1.0, [(2.0, 1), (3.0, 1)])
-    window = metrics.steady_window(trace(one, mode="serial", concurrency=None))
+    window = metrics.steady_window(trace(one, mode="serial", concurrency=8))
     assert (window.start_s, window.end_s) == (1.0, 3.0)
 
 
