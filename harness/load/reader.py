@@ -24,6 +24,7 @@ joined them: it does so with a segment that it has acknowledged already, 40 ms a
 All times are CLOCK_REALTIME nanoseconds, because that is the kernel's clock for receive stamps.
 """
 
+import bisect
 import contextlib
 import errno
 import gc
@@ -31,6 +32,7 @@ import json
 import marshal
 import mmap
 import os
+import re
 import resource
 import select
 import socket
@@ -66,6 +68,8 @@ _LONG = 20  # reads a request from which on its successor may wait for a nap
 _STAMPS_SOON_S = 0.2
 _EVENT_END = b"\n\r\n"  # the end of an event that an HTTP chunk ends with
 _LAST = b"\r\n0\r\n\r\n"  # how a chunked stream ends: the last chunk, and no trailers
+_LAST_AND_MORE = re.compile(rb"\r\n0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")  # how it may end
+_LAST_PIECES = 8  # reads in which that is looked for, of a stream whose beginning is in the spool
 _BACK_OFF_NS = 100_000_000
 _GIVE_UP = 3  # failed connects in a row after which a slot stays empty
 
@@ -133,6 +137,10 @@ def _nothing(*_: int) -> Any:
     raise BlockingIOError
 
 
+def _when(pause: tuple[int, Slot]) -> int:
+    return pause[0]
+
+
 class Reader:
     """One process's share of a level."""
 
@@ -156,6 +164,7 @@ class Reader:
         self.schedstat = _open_schedstat()
         self.waited = self._waited() if self.schedstat >= 0 else 0
         self.kept = 0
+        self.most = _PIECES
         self.turn: list[Slot] = []
         self.reads = 0
         self.nap_s = 0.0
@@ -288,9 +297,11 @@ class Reader:
         # With stamps, `before` need be no better than the patience with late bytes; reading schedstat costs a call.
         patience, asleep = (_LATE_NS, _LATE_NS) if self.job["stamps"] else (_NEVER, _ASLEEP_NS)
         slots, finished, listening = self.slots, self.finished, [self.epoll.fileno()]
+        # What has to stay, the last pieces of streams and answers to be sent back, is no reason not to sleep.
+        roomy = max(_IDLE_PIECES, 4 * len(slots)) if self.answers is None else _NEVER
         tick, report = self.polled, self.polled + _PROGRESS_NS  # the first look sets the next tick
         while self.active or self.due or self.paused:
-            spools = bool(finished) or self.kept > _IDLE_PIECES
+            spools = bool(finished) or self.kept > roomy
             naps = self.nap_s and not self.due and not self.paused
             if naps:
                 if spools:  # now, as no moment will be idle
@@ -307,7 +318,8 @@ class Reader:
                 wait = (tick - asked) / 1e9
             ready = poll(wait, len(slots) + 8)
             self.polled = polled = clock()
-            if polled - asked > _ASLEEP_NS and not naps:  # what came during a nap did not wake the poll after it
+            # What came during a nap did not wake the poll after it, and one that does not wait was not asleep.
+            if polled - asked > _ASLEEP_NS and not naps and not spools:
                 before = asked
                 if polled - asked > asleep and self.schedstat >= 0:
                     waited, self.waited = self.waited, self._waited()
@@ -344,7 +356,7 @@ class Reader:
                     self._pace(polled - report + _PROGRESS_NS)
                     report = polled + _PROGRESS_NS
                 tick = min(report, self.deadlines[0][0] if self.deadlines else polled + self.timeout_ns)
-            if self.kept > _PIECES:
+            if self.kept > self.most:
                 self._spool_all()
             if self.stopping:
                 self._abandon()
@@ -455,6 +467,11 @@ class Reader:
             count = slot.sock.send(data)
         except BlockingIOError:
             count = 0
+        except ConnectionError:
+            # A server may refuse a request before it has read it all: what it said is still there to be read.
+            slot.out = None
+            self.epoll.modify(slot.fd, _IN)
+            return
         except OSError as error:
             if type(error).__name__ in {"SSLWantWriteError", "SSLWantReadError"}:
                 count = 0
@@ -547,7 +564,11 @@ class Reader:
             if data.endswith(_LAST) or (len(data) < len(_LAST) and _joined(log, _tail(log)).endswith(_LAST)):
                 self._finish(slot, closes=False)
                 return
-            if slot.blind or (data[-4:] != b"\r\n\r\n" and len(data) >= 8):
+            if data[-4:] != b"\r\n\r\n" and len(data) >= 8:
+                return
+            if slot.blind:
+                if _LAST_AND_MORE.search(_joined(log, min(len(log), _LAST_PIECES))):
+                    self._finish(slot, closes=False)
                 return
         try:
             if self._frame(slot):
@@ -589,6 +610,8 @@ class Reader:
     def _finish(self, slot: Slot, *, closes: bool) -> None:
         if len(slot.log) and not closes and slot.framer is None:
             closes = b"\r\nconnection: close" in slot.log[0][0][0][:2048].lower()
+        if slot.out is not None:  # answered before it was all sent: on this connection the rest is still expected
+            slot.out, closes = None, True
         entry = self._entry(slot, None, None)
         if self.answers is not None:
             slot.answers.append(self.answers.content(slot.log))
@@ -645,12 +668,10 @@ class Reader:
         slot.play = iter(())  # a conversation does not go on after a lost turn
         failures = slot.failures
         self._close(slot)
-        if failures >= _GIVE_UP:
-            return
-        if failures:
-            self.paused.append((_clock() + _BACK_OFF_NS, slot))
-        else:
+        if not failures or self.job["mode"] == "open":  # whose requests are due whatever the server does
             self._next(slot)
+        elif failures < _GIVE_UP:
+            bisect.insort(self.paused, (_clock() + _BACK_OFF_NS, slot), key=_when)
 
     def _abandon(self) -> None:
         """Stop at once: close what is open, so that the server sees its clients leave."""
@@ -701,6 +722,7 @@ class Reader:
         for slot in self.slots.values():
             self._spool_slot(slot)
         self.kept = sum(len(slot.log) for slot in self.slots.values())
+        self.most = max(_PIECES, 2 * self.kept)  # streams are not all gone through again for what has to stay
 
     def _report(self) -> None:
         self.spool.flush()  # for whoever looks meanwhile, or afterwards should we be killed; less than a full buffer

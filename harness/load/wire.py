@@ -11,7 +11,9 @@ from typing import NamedTuple
 _END = b"\r\n\r\n"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|$)")
+_VERSION = b"HTTP/1."  # what every status line begins with
 _LARGEST_HEAD = 1 << 18
+_LONGEST_NUMBER = 18  # digits of a length; more are no length, and Python does not read thousands
 _USUAL_LINE = 16  # bytes within which a chunk's size line ends
 
 
@@ -38,8 +40,8 @@ class Head(NamedTuple):  # not a dataclass: importing those takes a tenth of a m
         if self.chunked:
             return None
         text = self.headers.get("content-length")
-        if text is not None and not (text.isascii() and text.isdigit()):
-            raise WireError(f"content-length is `{text}`")
+        if text is not None and not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+            raise WireError(f"content-length is `{text[:60]}`")
         return int(text) if text is not None else None
 
     @property
@@ -104,6 +106,8 @@ def _final_head(raw: bytes | bytearray, start: int = 0) -> tuple[Head, int] | No
         start = end + 4
         if head.status >= 200:
             return head, start
+    if not _VERSION.startswith(begun := bytes(raw[start : start + len(_VERSION)])):
+        raise WireError(f"not an HTTP/1.1 status line: `{begun.decode('latin-1')}`")
     if len(raw) - start > _LARGEST_HEAD:
         raise WireError(f"no end of the header within {_LARGEST_HEAD} bytes")
     return None

@@ -501,6 +501,73 @@ def test_carriage_returns_do_not_look_like_the_end():
     assert {record.text for record in trace.records} == {"100"}
 
 
+BIG = [Prepared("big", "/v1/chat/completions", b"x" * 8_000_000)]
+TOO_BIG = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig"
+
+
+def test_what_a_server_says_before_it_hangs_up_on_a_large_request_is_heard():
+    def script(sock, _):
+        sock.recv(100)
+        sock.sendall(TOO_BIG)  # and closes with most of the request unread, which resets the connection
+
+    with scripted(script) as port:
+        trace = run_level(local(port), Load(concurrency=1, requests=3), BIG)
+    assert {(record.reason, record.detail) for record in trace.records} == {("status", "HTTP 413: big")}
+
+
+def test_a_request_answered_before_it_was_all_sent_is_the_last_of_its_connection():
+    """The server goes on to take the rest of the body; what came there in its place would be lost in it."""
+    connections = set()
+
+    def script(sock, number):
+        connections.add(number)
+        head = sock.recv(100)
+        sock.sendall(TOO_BIG)
+        while head:
+            head = sock.recv(1 << 20)
+            time.sleep(0.01)
+
+    load = Load(concurrency=1, requests=3, request_timeout_s=20)
+    with scripted(script) as port:
+        trace = run_level(local(port), load, BIG)
+    assert reasons(trace) == {"status": 3}
+    assert len(connections) == 3
+
+
+def test_a_capped_open_loop_whose_server_dies_ends_with_its_schedule():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def die():
+            sock, _ = listener.accept()
+            with sock:
+                read_request(sock)
+                listener.shutdown(socket.SHUT_RDWR)
+                listener.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        load = Load(mode="open", rate=50, burstiness=None, concurrency=1, requests=20)
+        trace = run_level(local(listener.getsockname()[1]), load, prepared(20))
+        dying.join()
+    assert len(trace.records) == 20
+    assert set(reasons(trace)) == {"disconnected", "connect"}
+
+
+def test_what_speaks_no_http_is_not_waited_for():
+    with scripted(every_request(b"SSH-2.0-OpenSSH_9.9\r\n")) as port:
+        trace = run_level(local(port), Load(concurrency=1, requests=2), prepared(2))
+    assert {(record.reason, record.detail) for record in trace.records} == {
+        ("malformed", "not an HTTP/1.1 status line: `SSH-2.0`")
+    }
+
+
+def test_a_length_that_no_number_holds_is_a_malformed_answer():
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n" % (b"9" * 5000)
+    with scripted(every_request(answer)) as port:
+        trace = run_level(local(port), Load(concurrency=1, requests=2), prepared(2))
+    assert reasons(trace) == {"malformed": 2}
+
+
 def test_refusals_of_a_busy_server_are_failures_with_its_words():
     said = b'{"error":{"message":"queue full"}}'
     answer = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n" % len(said) + said

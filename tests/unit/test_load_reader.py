@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from collections import deque
 from typing import Any
 
 import pytest
@@ -57,6 +58,19 @@ def test_a_stream_ends_with_its_last_piece_however_it_is_cut_and_spooled(cuts: s
     assert reader.ends == ["finished"]
 
 
+@pytest.mark.parametrize("last", [b"0;name=value\r\n\r\n", b"0\r\nX-Sum: 1\r\nX-More: 2\r\n\r\n", b"000\r\n\r\n"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_spooled_stream_may_end_with_extensions_and_trailers(last: bytes, apart: bool) -> None:
+    """RFC 9112, section 7.1: zeros, extensions of the last chunk, trailer fields, an empty line."""
+    reader, rest = Watched(), ANSWER[-65:-5]
+    for piece in (ANSWER[:HEAD], ANSWER[HEAD:-100], ANSWER[-100:-65]):
+        reader.take(piece, spool=True)
+    for piece in (rest, last[:3], last[3:]) if apart else (rest + last,):
+        assert reader.ends == []
+        reader.take(piece, spool=False)
+    assert reader.ends == ["finished"]
+
+
 @pytest.mark.parametrize("spool", [True, False])
 def test_a_stream_that_is_cut_off_is_lost_not_malformed(spool: bool) -> None:
     reader = Watched()
@@ -64,6 +78,18 @@ def test_a_stream_that_is_cut_off_is_lost_not_malformed(spool: bool) -> None:
         reader.take(piece, spool=spool)
     reader.take(b"", spool=False)
     assert reader.ends == ["lost"]
+
+
+def test_what_has_to_stay_in_memory_is_not_looked_through_again_until_there_is_twice_as_much() -> None:
+    """Answers that are to be sent back stay until their turn ends: 250,000 reads are over the bound of 200,000."""
+    reader = Watched()
+    reader.answers, reader.finished, reader.slots = object(), deque(), {1: reader.slot}
+    reader.slot.log = [((b"x", [], 0, None), 0, 0)] * 250_000
+    reader._spool_all()
+    assert (reader.kept, reader.most) == (250_000, 500_000)
+    reader.slot.log = []
+    reader._spool_all()
+    assert reader.most == 200_000
 
 
 @pytest.mark.parametrize(
