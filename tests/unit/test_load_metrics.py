@@ -287,6 +287,9 @@ def test_waiting_for_a_cap_is_no_skew():
     waited = replace(record(sent=1.402, chunks=[(2.0, 1)]), scheduled_s=1.0, queued_s=0.4)
     assert metrics.send_skew(waited) == pytest.approx(0.002)
     assert metrics.send_skew(record()) is None
+    failed = replace(record(sent=3.006), scheduled_s=3.0, ok=False, reason="timeout")  # it left late all the same
+    found = metrics.request_metrics([waited, failed, record(chunks=[(1.0, 1)])])["send_skew_s"]
+    assert (found.n, found.mean) == (2, pytest.approx(0.004))
 
 
 def test_a_recorded_run_recomputed_from_its_json_lines_agrees():
