@@ -98,6 +98,8 @@ def test_a_level_never_reached_has_no_window():
     level = trace(record(chunks=[(1.0, 1)]), concurrency=2)
     assert metrics.steady_window(level) == Window(start_s=None, end_s=None)
     assert metrics.throughput(level.records, metrics.steady_window(level)).output_tok_s is None
+    facts = metrics.client_facts(level, metrics.steady_window(level))
+    assert (facts["peak_in_flight"], facts["mean_in_flight"]) == (1, None)
 
 
 def test_tokens_of_uncounted_chunks_are_spread_evenly_over_them():
