@@ -17,6 +17,9 @@ slot plays them in order. Which answers stand between them the set says, by a ke
     "answers": "served"          those of the server under test (the default for `turns`, which record none): the cache
                                  is hit as in real use, but two servers that answer differently are asked differently
 
+Conversations are mostly collected, not written: ShareGPT's own file holds some in which nobody asks anything, and the
+same question more than once. Such entries are left out, where in texts that somebody wrote they would be faults.
+
 Words without sense are fine for load, and wrong for speculation: a draft model guesses them differently (SPEED-Bench
 saw throughput 23 % off).
 """
@@ -133,9 +136,11 @@ def _read(path: Path, raw: bytes) -> list[Prompt]:
         raise InputError(f"`{path}` is not UTF-8 text: {error.reason} at byte {error.start}") from error
     faults: list[Fault] = []
     prompts: list[Prompt] = []
+    collected: set[str] = set()
     for where, item in _items(path, text, faults):
         try:
-            prompts += _prompts(item, f"{path.stem}-{len(prompts):03d}")
+            made = _prompts(item, f"{path.stem}-{len(prompts):03d}")
+            prompts += _fresh(made, collected) if isinstance(item, dict) and "conversations" in item else made
         except _Unfit as unfit:
             faults.append(Fault(str(unfit), where))
     faults += _twice(prompts, path)
@@ -193,6 +198,15 @@ def _prompts(item: Any, default_id: str) -> list[Prompt]:
     return [Prompt(name, text)]
 
 
+def _fresh(made: list[Prompt], collected: set[str]) -> list[Prompt]:
+    """The prompts of a collected conversation; none where its last one, which holds the others, came before."""
+    keys = [digest(prompt.prompt) for prompt in made]
+    if not keys or keys[-1] in collected:
+        return []
+    collected.update(keys)
+    return made
+
+
 def _messages(value: Any) -> Messages:
     fits = isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value)
     if not fits:
@@ -201,7 +215,7 @@ def _messages(value: Any) -> Messages:
 
 
 def _exchange(value: Any) -> list[tuple[str, str]]:
-    """ShareGPT's `conversations` as (role, text); an opening answer without a question is left out."""
+    """ShareGPT's `conversations` as (role, text), empty where nobody asks; an opening answer is left out."""
     if not isinstance(value, list):
         raise _Unfit("`conversations` must be a list")
     exchange: list[tuple[str, str]] = []
@@ -213,9 +227,7 @@ def _exchange(value: Any) -> list[tuple[str, str]]:
         role = "user" if speaker in _HUMAN else "assistant" if speaker in _MACHINE else "system"
         if exchange or role != "assistant":
             exchange.append((role, text))
-    if not any(role == "user" for role, _ in exchange):
-        raise _Unfit("a conversation without a question")
-    return exchange
+    return exchange if any(role == "user" for role, _ in exchange) else []
 
 
 def _answers(item: Mapping[str, Any], default: str) -> str:

@@ -163,7 +163,6 @@ def test_conversations_may_begin_alike_for_only_their_later_turns_are_theirs(tmp
         ({"conversations": "hi"}, "`conversations` must be a list"),
         ({"conversations": [{"from": "human"}]}, "each of `conversations` needs `from` and `value`"),
         ({"conversations": [7]}, "each of `conversations` needs `from` and `value`"),
-        ({"conversations": [{"from": "gpt", "value": "?"}]}, "a conversation without a question"),
         ({"turns": ["x", ""]}, "`turns` must be a list of texts"),
         ({"turns": "x"}, "`turns` must be a list of texts"),
         ({"text": ""}, "an entry needs `text`, `prompt`, `messages`, `turns` or `conversations`"),
@@ -207,3 +206,37 @@ def test_made_sets_are_the_same_each_time_and_have_the_usual_size_when_nothing_i
     assert [len(text.prompt.split()) for text in prompts.load("shared-prefix:").prompts] == [900] * 256
     same = [prompts.load("shared-prefix:prefix=9,words=2,count=3,seed=0").sha256 for _ in range(2)]
     assert same[0] == same[1] != prompts.load("shared-prefix:prefix=9,words=2,count=3,seed=1").sha256
+
+
+def test_collected_conversations_that_ask_nothing_or_nothing_new_are_left_out(tmp_path):
+    """As ShareGPT's file has them: pieces of longer talks, some of an answer alone or of nothing, and repetitions."""
+
+    def talk(name, *said):
+        return {"id": name, "conversations": [{"from": who, "value": text} for who, text in said]}
+
+    hi, answer, bye = ("human", "hi"), ("gpt", "hello"), ("human", "bye")
+    entries = [
+        talk("a", hi, answer),
+        talk("nothing"),
+        talk("answer", answer),
+        talk("b", hi, answer, bye),
+        talk("a-again", hi, ("gpt", "another answer")),
+        talk("b-again", hi, answer, bye, answer),
+        talk("c", hi, ("gpt", "another answer"), bye),
+        talk("d", bye, answer, hi),
+        talk("beginning-of-d", bye, answer),
+    ]
+    path = tmp_path / "share.json"
+    path.write_text(json.dumps(entries))
+    assert [each.prompt_id for each in prompts.load(str(path)).prompts] == [
+        "a",
+        "b/0",
+        "b/1",
+        "c/0",
+        "c/1",
+        "d/0",
+        "d/1",
+    ]
+    path.write_text(json.dumps(entries[1:3]))
+    with pytest.raises(InputError, match="holds no prompts"):
+        prompts.load(str(path))
