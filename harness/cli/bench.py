@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,10 +88,13 @@ def _planned(folder: Path, recipe: dict[str, Any], site: "Site") -> "Plan":
     except InputError as error:
         if fresh:
             path.unlink()
-        # They wrote a command line, not the file whose lines a fault names.
-        raise (
-            InputError.of([replace(fault, where=None) for fault in error.faults]) if error.faults else error
-        ) from error
+        raise (InputError.of([_of_theirs(fault, path) for fault in error.faults]) if error.faults else error) from error
+
+
+def _of_theirs(fault: Fault, recipe: Path) -> Fault:
+    """A fault without a place in the recipe, which they never saw; one in a file of theirs keeps its place."""
+    ours = fault.where is not None and Path(fault.where.path).absolute() == recipe.absolute()
+    return replace(fault, where=None) if ours else fault
 
 
 def _kept(folder: Path, name: str, text: str) -> tuple[Path, bool]:
@@ -120,7 +124,14 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if where.path not in {"", "/"}:
         hint = "give the server's address alone; --dialect says which path is asked"
         faults.append(Fault(f"`{arguments.url}` has a path", hint=hint))
+    if where.query or where.fragment:
+        faults.append(Fault(f"`{arguments.url}` has a query", hint="give the server's address alone"))
     sweep = _sweep(arguments, faults)
+    faults += [
+        Fault(f"--{name} must be a finite number, got {value}")
+        for name in ("duration", "temperature", "burstiness")
+        if not math.isfinite(value := getattr(arguments, name) or 0.0)
+    ]
     for name in ("requests", "max_tokens"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -168,13 +179,14 @@ def _trust(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sweep(arguments: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
-    if arguments.rate and arguments.concurrency:
+    if arguments.rate is not None and arguments.concurrency is not None:
         faults.append(Fault("--rate and --concurrency exclude each other"))
     sweep: dict[str, Any] = {}
-    if arguments.rate:
+    if arguments.rate is not None:
         sweep |= {"rate": _numbers("--rate", arguments.rate, float, faults), "burstiness": arguments.burstiness}
     else:
-        sweep["concurrency"] = _numbers("--concurrency", arguments.concurrency or "1,2,5,10", int, faults)
+        levels = "1,2,5,10" if arguments.concurrency is None else arguments.concurrency
+        sweep["concurrency"] = _numbers("--concurrency", levels, int, faults)
     if arguments.requests is not None:
         sweep["requests"] = arguments.requests
     if arguments.duration is not None:
@@ -204,7 +216,7 @@ def _numbers(option: str, text: str, kind: type[int] | type[float], faults: list
             value = kind(part)
         except ValueError:
             value = 0
-        if value <= 0:
+        if not 0 < value < math.inf:
             what = "a whole number above zero" if kind is int else "a number above zero"
             faults.append(Fault(f"{option}: `{part.strip()}` is not {what}"))
         numbers.append(value)

@@ -4,6 +4,7 @@ The measuring is done by `harness.load.reader` in processes of its own; this sid
 start, and afterwards understands what they read (`harness.load.transcript`) and merges it into one trace.
 """
 
+import errno
 import json
 import marshal
 import math
@@ -23,11 +24,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-from harness.errors import InputError, ServerError
+from harness.errors import HarnessError, InputError, ServerError
 from harness.load import answers, spool, transcript, wire
 from harness.load.records import ClientFacts, LevelTrace, RequestRecord
 from harness.load.transcript import Prepared, TokenCounter
 
+_OUR_LIMITS = {
+    errno.EMFILE: "`ulimit -Hn` says how many files a process may have open: raise it, or lower the concurrency",
+    errno.ENFILE: "`fs.file-max` says how many files may be open: raise it, or lower the concurrency",
+    errno.EADDRNOTAVAIL: "`net.ipv4.ip_local_port_range` has no ports left: widen it, or lower the concurrency",
+}
 Mode = Literal["closed", "open", "serial"]
 Progress = Callable[..., None]  # called with counts by name: sent, done, failed, active, reads
 
@@ -280,12 +286,21 @@ class Level:
         for process in self.processes:
             first = json.loads(_out(process).readline() or b"{}")
             if not first.get("ready"):
-                said = first.get("error", "the client process ended; see the lines above")
-                raise ServerError(
-                    f"cannot connect to `{self.target.host}:{self.target.port}`: {said}",
-                    hint="is the server up, and is this its address?",
-                )
+                raise self._unconnected(first)
         self._leave_for_later()
+
+    def _unconnected(self, told: dict[str, Any]) -> HarnessError:
+        """Why a process could not open its connections: a limit of this machine is no fault of the server."""
+        said = told.get("error", "the client process ended; see the lines above")
+        if told.get("errno") in _OUR_LIMITS:
+            return InputError(
+                f"this machine does not let a process open more than {told['open']} connections: {said}",
+                hint=_OUR_LIMITS[told["errno"]],
+            )
+        return ServerError(
+            f"cannot connect to `{self.target.host}:{self.target.port}`: {said}",
+            hint="is the server up, and is this its address?",
+        )
 
     def go(self, at_ns: int | None = None) -> None:
         """Set the clock: the first requests leave at this instant of the wall clock, or at once."""

@@ -39,6 +39,7 @@ from harness.strict import suggest
 
 Messages = Sequence[Mapping[str, Any]]
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HUMAN = {"human", "user"}
 _MACHINE = {"gpt", "assistant", "chatgpt", "bing", "bard"}
 
@@ -153,9 +154,9 @@ def _items(path: Path, text: str, faults: list[Fault]) -> Iterator[tuple[Locatio
     """Each entry of a JSON list, or of a file of JSON lines, with where it stands."""
     if text.lstrip()[:1] == "[":
         try:
-            for item in json.loads(text):
+            for item in _parsed(text):
                 yield Location(str(path), 1, 1), item
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             faults.append(Fault(f"not valid JSON: {error}", Location(str(path), 1, 1)))
         return
     # Split at line feeds alone: str.splitlines would also split inside strings, at U+2028 and its like.
@@ -164,9 +165,17 @@ def _items(path: Path, text: str, faults: list[Fault]) -> Iterator[tuple[Locatio
             continue
         where = Location(str(path), number, 1)
         try:
-            yield where, json.loads(line)
-        except ValueError as error:
+            yield where, _parsed(line)
+        except (ValueError, RecursionError) as error:
             faults.append(Fault(f"not valid JSON: {error}", where))
+
+
+def _parsed(text: str) -> Any:
+    """What JSON says, if it is text that can be sent: half of a UTF-16 pair, written as an escape, cannot."""
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 class _Unfit(ValueError):

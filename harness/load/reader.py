@@ -874,7 +874,7 @@ def _measure(job: dict[str, Any]) -> int:
         try:
             reader.open_all(job["open_first"])
         except OSError as error:
-            _say({"error": error.strerror or str(error)})
+            _say({"error": error.strerror or str(error), "errno": error.errno, "open": len(reader.slots)})
             return 1
         _say({"ready": True})
         line = os.read(0, 100).split()

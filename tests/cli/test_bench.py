@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -71,6 +72,50 @@ def test_every_fault_of_the_command_line_is_named_at_once(tmp_path):
         "  --requests must be at least 1, got 0",
     ]
     assert not (tmp_path / "runs").exists()
+
+
+def test_numbers_that_are_none_and_options_left_empty_are_named_not_replaced(tmp_path):
+    done = bench(
+        tmp_path, "127.0.0.1:1?x=1", "-c", "", "--rate", "nan,inf", "--duration", "nan", "--temperature", "inf"
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: 6 faults",
+        "  `127.0.0.1:1?x=1` has a query (give the server's address alone)",
+        "  --rate and --concurrency exclude each other",
+        "  --rate: `nan` is not a number above zero",
+        "  --rate: `inf` is not a number above zero",
+        "  --duration must be a finite number, got nan",
+        "  --temperature must be a finite number, got inf",
+    ]
+    done = bench(tmp_path, "127.0.0.1:1", "-c", "")
+    assert (done.returncode, done.stderr) == (2, "error: --concurrency: `` is not a whole number above zero\n")
+
+
+def test_a_damaged_prompt_file_is_named_with_its_line(tmp_path):
+    (tmp_path / "set.jsonl").write_text('{"text": "good"}\n{"text": \n')
+    done = bench(tmp_path, "127.0.0.1:1", "--prompts", "set.jsonl")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / 'set.jsonl'}:2:1: not valid JSON")
+
+
+def test_more_streams_than_this_machine_lets_a_process_open_are_its_limit_not_the_servers_fault(truth, tmp_path):
+    words = [sys.executable, "-m", "harness", "bench", truth.url, "-c", "400", "-n", "400", "--max-tokens", "2"]
+    limits = (200, 200)
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits),
+    )
+    assert done.returncode == 2
+    assert re.search(
+        r"error: this machine does not let a process open more than 1[89]\d connections: Too many open", done.stderr
+    )
+    assert "ulimit -Hn" in done.stderr
 
 
 def level_of(done):

@@ -189,6 +189,20 @@ def test_a_file_without_prompts_or_that_is_no_text_is_an_error(tmp_path):
             prompts.load(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": "half \\ud800 a pair"}', "surrogates not allowed"),
+        ('{"text": ' + "[" * 200_000, "recursion depth exceeded"),
+    ],
+)
+def test_what_no_server_could_be_sent_is_a_fault_with_its_line(tmp_path, line, said):
+    (tmp_path / "set.jsonl").write_text('{"text": "a whole pair \\ud83d\\ude00"}\n' + line)
+    with pytest.raises(InputError, match=said) as caught:
+        prompts.load(str(tmp_path / "set.jsonl"))
+    assert str(caught.value).startswith(f"{tmp_path / 'set.jsonl'}:2:1: not valid JSON")
+
+
 def test_a_path_starts_from_the_recipe_or_from_a_folder_above_it(tmp_path):
     (tmp_path / "recipes" / "deep").mkdir(parents=True)
     (tmp_path / "data").mkdir()
