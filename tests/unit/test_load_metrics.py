@@ -92,6 +92,10 @@ def test_a_warm_up_that_hands_over_does_not_open_the_window_but_its_tokens_count
     assert (window.start_s, window.end_s) == (2.0, 7.0)
     # 4, 5 (warm-up), 6, 7: the token at 2.0 came before the window, the one at 8 after it.
     assert metrics.window_tokens(records, window) == pytest.approx(4 / 5)
+    # Over the whole run only measured requests are told: 4 tokens of two requests, from 2 to 8.
+    rates = metrics.throughput(records, window)
+    assert (rates.output_tok_s_whole, rates.requests_s_whole) == pytest.approx((4 / 6, 2 / 6))
+    assert rates.per_request_tok_s == pytest.approx((2 / 6 + 2 / 2) / 2)
 
 
 def test_a_level_never_reached_has_no_window():
