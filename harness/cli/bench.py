@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from harness.cli.talk import Verbs, common
-from harness.errors import Fault, InputError, MeasurementError
+from harness.errors import Fault, InputError, Interrupted, MeasurementError
 
 if TYPE_CHECKING:
     from harness.cli.live import LiveView
@@ -33,7 +34,7 @@ def register(verbs: Verbs) -> None:
         "--burstiness", type=float, default=1.0, metavar="B", help="open loop: 1 is Poisson, less burstier"
     )
     bench.add_argument("-n", "--requests", type=int, metavar="N", help="requests a level (default: max(30, 4*C))")
-    bench.add_argument("--duration", type=float, metavar="S", help="seconds a level, instead of a number of requests")
+    bench.add_argument("--duration", type=float, metavar="S", help="seconds a level; with -n, whichever comes first")
     bench.add_argument("--prompts", default="coding", metavar="SET", help="prompt set or JSONL file (default: coding)")
     bench.add_argument("--max-tokens", type=int, default=512, metavar="N", help="tokens a request (default: 512)")
     bench.add_argument("--temperature", type=float, default=0.0, metavar="T")
@@ -67,7 +68,11 @@ def run_bench(arguments: argparse.Namespace) -> int:
         arguments.talk.line(str(finding))
     run = store.create(arguments.out, plan, name=arguments.name)
     with LiveView(arguments.talk, cells=sum(1 for _ in plan.cells()), run=run) as view:
-        outcome = execute(run, plan, site, _rows(arguments, view))
+        try:
+            outcome = execute(run, plan, site, _rows(arguments, view))
+        except Interrupted as error:  # whose hint is for those who have a recipe
+            words = shlex.join(["harness", "run", plan.recipe_path, "--out", str(arguments.out), "--resume"])
+            raise Interrupted(error.message, details=error.details, hint=f"go on with `{words}`") from error
     return _finish(arguments, run, outcome.troubles)
 
 
@@ -257,9 +262,11 @@ def _rows(arguments: argparse.Namespace, view: "LiveView") -> "Tell":
 
 def _finish(arguments: argparse.Namespace, run: "Run", troubles: tuple[str, ...]) -> int:
     from harness.publish.tables import levels_table
+    from harness.run.facts import busy_before
 
     results = [result for _, result in run.levels()]
-    data = {"run": str(run.path), "levels": [result.model_dump(mode="json") for result in results]}
+    levels = [result.model_dump(mode="json") for result in results]
+    data = {"run": str(run.path), "suspect": busy_before(run.facts()), "levels": levels}
     label = " (simulated)" if any(result.simulated for result in results) else ""
     arguments.talk.data(data, levels_table(results, f"run {run.run_id}{label}"))
     for result in results:

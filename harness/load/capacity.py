@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError, MeasurementError
-from harness.load.client import Load, Target, default_processes, run_level
+from harness.load.client import Load, Target, default_processes, interrupts_held, run_level
 from harness.load.records import LevelTrace
 from harness.load.transcript import Prepared
 
@@ -130,7 +130,9 @@ def _read_source(streams: int, gap_s: float, tokens: int) -> LevelTrace:
     requests = [Prepared("calibration", "/v1/chat/completions", _BODY)]
     words = [sys.executable, "-m", "harness.load.source", "0"]
     settings = [f"gap_us={round(gap_s * 1e6)}", f"tokens={tokens}", "ttft_us=20000"]
-    with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as source:
+    with interrupts_held():  # the source ends when the level does, and says nothing of an interrupt
+        source = subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    with source:
         try:
             assert source.stdout is not None
             return run_level(Target("127.0.0.1", int(source.stdout.readline())), load, requests)

@@ -228,7 +228,7 @@ def drained(
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Start a process that no Ctrl-C meets, not even before it has a session of its own: it inherits the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -374,7 +374,7 @@ class Level:
     def _spawn(self, number: int, tickets: int | None) -> None:
         path = self.folder / f"job{number}"
         path.write_bytes(marshal.dumps(self._job(number, tickets)))
-        with _interrupts_held():
+        with interrupts_held():
             process = subprocess.Popen(
                 # Nothing is imported from the working directory, which is the user's. Without `site` it starts sooner:
                 # but for answers, which it reads as JSON, it needs no other package.

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import fakes.tls
 import pytest
@@ -116,6 +118,22 @@ def test_more_streams_than_this_machine_lets_a_process_open_are_its_limit_not_th
         r"error: this machine does not let a process open more than 1[89]\d connections: Too many open", done.stderr
     )
     assert "ulimit -Hn" in done.stderr
+
+
+def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path):
+    """Ctrl-C reaches all of the foreground group, while the one stream that takes 20 s is under way."""
+    with start(native=COMPILER is not None, ttft_us=5000, gap_us=200_000) as slow:
+        words = [sys.executable, "-m", "harness", "bench", slow.url, "-c", "1", "-n", "1", "--max-tokens", "100"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(words, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:
+            while slow.totals()["peak"] == 0:
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    recipe = f"runs/recipes/bench-127.0.0.1-{slow.port}.yaml"
+    assert said.endswith(f"hint: go on with `harness run {recipe} --out runs --resume`\n")
 
 
 def level_of(done):

@@ -1,5 +1,7 @@
 """The calibration reads real streams of its own source, and says what a chunk costs here."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,6 +27,24 @@ def test_a_calibration_says_what_a_chunk_costs_and_how_many_that_makes():
     # 8 streams of 25 chunks each, 20 ms apart: never faster than planned, and the wall includes the first token's wait.
     assert 0 < found.rate_tried <= 8 / 0.020 * 25 / 24
     assert found.lag_p99_s >= 0
+
+
+def test_an_interrupt_does_not_meet_the_source_of_a_calibration():
+    """A terminal sends Ctrl-C to all of the foreground: the calibration's own is to end by what its parent does."""
+    script = (
+        "import os, psutil, signal, sys, threading, time\n"
+        "from harness.load import capacity\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "def interrupt():\n"
+        "    def found(): return [c for c in psutil.Process().children() if 'harness.load.reader' in c.cmdline()]\n"
+        "    while not found(): time.sleep(0.01)\n"
+        "    os.killpg(0, signal.SIGINT)\n"
+        "threading.Thread(target=interrupt, daemon=True).start()\n"
+        "print(capacity.calibrate(8, 400.0, seconds=0.5).processes)\n"
+    )
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_several_processes_read_as_often_as_one_does():
