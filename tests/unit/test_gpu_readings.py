@@ -161,3 +161,45 @@ def test_several_reasons_are_all_named_and_an_unknown_one_by_its_bit() -> None:
     assert gpu.throttle_names(both) == "software power cap, hardware thermal slowdown"
     assert gpu.throttle_names(0x8000) == "0x8000"
     assert pynvml.nvmlClocksEventReasonGpuIdle == gpu.IDLE
+
+
+def test_what_a_gpu_is_is_told_in_the_units_of_the_record_and_none_where_it_does_not_say(with_driver: Any) -> None:
+    library = telling()
+    library.nvmlDeviceGetCount = lambda: 1
+    library.nvmlDeviceGetMemoryInfo = lambda _: SimpleNamespace(used=5 << 30, total=140 << 30)
+    library.nvmlDeviceGetName = lambda _: "NVIDIA H200"
+    library.nvmlDeviceGetUUID = lambda _: "GPU-1"
+    library.nvmlDeviceGetEnforcedPowerLimit = lambda _: 600_000
+    library.nvmlDeviceGetPowerManagementDefaultLimit = lambda _: 700_000
+    library.nvmlDeviceGetMaxClockInfo = lambda _, clock: {library.NVML_CLOCK_SM: 2010}[clock]
+    library.nvmlDeviceGetCudaComputeCapability = lambda _: (9, 0)
+    computing, drawing = SimpleNamespace(pid=7, usedGpuMemory=1 << 30), SimpleNamespace(pid=8, usedGpuMemory=None)
+    library.nvmlDeviceGetComputeRunningProcesses = lambda _: [computing]
+    library.nvmlDeviceGetGraphicsRunningProcesses = lambda _: [drawing]
+    with_driver(library)
+    told = gpu.Gpu(
+        index=0,
+        name="NVIDIA H200",
+        uuid="GPU-1",
+        capability=(9, 0),
+        memory_total=140 << 30,
+        memory_used=5 << 30,
+        users=((7, 1 << 30), (8, None)),
+        power_w=312.5,
+        power_limit_w=600.0,
+        power_default_w=700.0,
+        sm_clock_mhz=1980,
+        sm_clock_max_mhz=2010,
+        throttle=0x4,
+        temperature_c=61,
+    )
+    assert gpu.gpus() == (told,)
+
+    def refuse(*_: Any) -> None:
+        raise NVMLError
+
+    asked = [name for name in vars(library) if name.startswith("nvmlDeviceGet")]
+    always = {f"nvmlDeviceGet{name}" for name in ("Count", "HandleByIndex", "MemoryInfo", "Name", "UUID")}
+    for name in set(asked) - always:
+        setattr(library, name, refuse)
+    assert gpu.gpus() == (gpu.Gpu(0, "NVIDIA H200", "GPU-1", None, 140 << 30, 5 << 30, ()),)
