@@ -6,6 +6,7 @@ returns an exit code. Verbs import what they need inside the function, so that `
 
 import argparse
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns its exit code."""
     gc.set_threshold(_GARBAGE)
     _open_closed_streams()
+    _outlive_readers()
     arguments = parser().parse_args(argv)
     talk = Talk.from_arguments(arguments)
     arguments.talk = talk
@@ -56,10 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         talk.line("interrupted")
         return 130
-    except BrokenPipeError:
-        # The reader went away (`harness show | head`): not our fault, and nothing more to say.
-        _discard_output()
-        return 0
     except OSError as error:
         if talk.verbose:
             _trace()
@@ -101,6 +99,31 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as we live
+
+
+class _Outliving(io.FileIO):
+    """A stream whose reader may go away: what is written then goes nowhere, and the work goes on to its own end."""
+
+    def write(self, data: Any, /) -> int:
+        """As ever, and to the null device from the moment on when nobody reads."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return len(memoryview(data).cast("B"))
+
+
+def _outlive_readers() -> None:
+    """`harness run RECIPE | head` is no reason to end a run, nor `harness show | head` one to complain."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):  # what a caller put there is theirs
+            raw = io.BufferedWriter(_Outliving(stream.fileno(), "wb", closefd=False))
+            lines, through = stream.line_buffering, stream.write_through
+            lasting = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=lines, write_through=through)
+            setattr(sys, name, lasting)
 
 
 class _Parser(argparse.ArgumentParser):

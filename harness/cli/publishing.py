@@ -46,11 +46,12 @@ def publish_runs(arguments: argparse.Namespace) -> int:
     from harness.env import places
     from harness.publish import targets
     from harness.publish.blocks import Result
-    from harness.run import store
+    from harness.run import reproduce, store
 
     root = places.project_root()
     for path in arguments.runs or [newest()]:
         run = store.open_run(path)
+        reproduce.refuse_changed(run)  # before a document repeats it
         result = Result.of(run)
         for line in targets.publish(run, result.plan, result.answer, root):
             arguments.talk.line(line)
@@ -72,16 +73,24 @@ def _record(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from harness.env import places
     from harness.publish import records, targets
-    from harness.run import store
+    from harness.run import store, verify
 
     root = places.project_root()
     if arguments.runs:
-        stale = [one for path in arguments.runs for one in targets.stale(store.open_run(path), root)]
-        found = targets.Checked((), tuple(stale), ())
+        runs = [store.open_run(path) for path in arguments.runs]
+        stale = [one for run in runs for one in targets.stale(run, root)]
+        changed = [one.sentence for run in runs if (one := verify.verify(run)).differences]
+        found = targets.Checked((), tuple(stale), (), tuple(changed))
     else:
         found = targets.check_documents(root, [arguments.out, root / "runs", root / records.FOLDER])
-    data = {"current": list(found.current), "stale": list(found.stale), "lost": list(found.lost)}
+    data = {name: list(getattr(found, name)) for name in ("current", "stale", "lost", "changed")}
     arguments.talk.data(data, "\n".join([*found.stale, *found.lost, *_count(found)]))
+    if found.changed:
+        raise AnswerIsNo(
+            "documents repeat runs that are not what was measured",
+            details=found.changed,
+            hint="`harness verify RUN` names what differs: take the run as it was from git or a copy, or measure again",
+        )
     if found.stale:
         raise AnswerIsNo("documents are stale", hint="run `harness publish RUN` and commit what changed")
     if found.lost:

@@ -257,12 +257,18 @@ def comparisons_view(comparisons: "Sequence[Comparison]") -> "list[RenderableTyp
 
 
 def newest() -> Path:
-    """The newest run of the folder `runs`.
+    """The newest run of the folder `runs`, whatever its name: the one that was last carried out.
 
     Raises:
         InputError: there is none.
     """
-    found = sorted(path.parent for path in Path("runs").glob("*/plan.json"))
+    found = [path.parent for path in Path("runs").glob("*/plan.json")]
     if not found:
         raise InputError("there is no run in `runs`", hint="`harness run RECIPE` makes one; or name a run folder")
-    return found[-1]
+    return max(found, key=_touched)
+
+
+def _touched(run: Path) -> tuple[int, str]:
+    """When a run's state last changed; by name where a copy gave several the same instant."""
+    state = run / "run.json"
+    return (state if state.is_file() else run / "plan.json").stat().st_mtime_ns, run.name

@@ -14,7 +14,7 @@ from harness.recipe.plan import Plan
 from harness.run.answer import Answer
 from harness.run.facts import busy_before
 from harness.run.store import Run
-from harness.run.verify import has_requests
+from harness.run.verify import has_requests, verify
 
 LOGBOOK = "LOGBOOK.md"
 
@@ -80,11 +80,13 @@ class Checked:
         current: blocks that say what their run says, as `FILE: BLOCK`.
         stale: diffs.
         lost: blocks whose run is nowhere, with its name.
+        changed: runs that documents repeat and that no longer are what was measured.
     """
 
     current: tuple[str, ...]
     stale: tuple[str, ...]
     lost: tuple[str, ...]
+    changed: tuple[str, ...] = ()
 
 
 def check_documents(root: Path, folders: Sequence[Path]) -> Checked:
@@ -101,6 +103,7 @@ def check_documents(root: Path, folders: Sequence[Path]) -> Checked:
     current: list[str] = []
     different: list[str] = []
     lost: list[str] = []
+    changed: list[str] = []
     for path in _documents(root):
         text = docs.read(path)
         if "harness:" not in text:
@@ -113,6 +116,8 @@ def check_documents(root: Path, folders: Sequence[Path]) -> Checked:
             if run_id not in known:
                 run = records.find(run_id, folders)
                 known[run_id] = Result.of(run) if run else None
+                if run and (found := verify(run)).differences:
+                    changed.append(found.sentence)
             label = f"{path.relative_to(root)}: block {block}"
             if (result := known[run_id]) is None:
                 lost.append(f"{label}: run `{run_id}`")
@@ -121,9 +126,9 @@ def check_documents(root: Path, folders: Sequence[Path]) -> Checked:
             return _content(result, path, block.name)(block.part)
 
         said = docs.rewrite(text, wanted, path=str(path))
-        if changed := docs.difference(path, text, said):
-            different.append(changed)
-    return Checked(tuple(current), tuple(different), tuple(lost))
+        if difference := docs.difference(path, text, said):
+            different.append(difference)
+    return Checked(tuple(current), tuple(different), tuple(lost), tuple(changed))
 
 
 def _documents(root: Path) -> Iterator[Path]:
@@ -191,9 +196,10 @@ def entry(run: Run, plan: Plan, answer: Answer | None) -> logbook.Entry:
 def log_failure(run: Run, plan: Plan, root: Path) -> str | None:
     """The logbook's entry for a run that did not end well; None where the plan asks for none, or it is there.
 
-    One that was refused before anything started is no run.
+    One that was refused before anything started is no run, and one that another process carries out is that one's.
     """
-    wanted = any(target["kind"] == "logbook" for target in plan.publish) and run.state()["state"] != "planned"
-    if wanted and logbook.append(root / LOGBOOK, entry(run, plan, None)):
+    ended = run.state()["state"] in {"interrupted", "failed"}
+    wanted = any(target["kind"] == "logbook" for target in plan.publish)
+    if ended and wanted and logbook.append(root / LOGBOOK, entry(run, plan, None)):
         return f"{LOGBOOK}: entry added"
     return None

@@ -46,6 +46,6 @@ def _take(handle: int, what: Path, how: int, until: float) -> None:
                 hint = "mount it with locks (Lustre: `-o flock`), or put runs elsewhere with --out"
                 raise InputError(f"`{what}` cannot be locked: {error.strerror}", hint=hint) from error
             if time.monotonic() >= until:
-                hint = "wait for it; `harness follow` says what Slurm jobs do"
+                hint = "wait for it: `harness show` says how far it is, and `harness follow` what Slurm jobs do"
                 raise InputError(f"`{what}` is being carried out by another process", hint=hint) from error
         time.sleep(_LOOK_S)

@@ -108,7 +108,7 @@ def _recorded(run: Run, sources: Sequence[Run]) -> Iterator[None]:
     refuse_other_hardware(here, sources)
     inputs.keep(run, run.plan())
     run.write_facts({"before": here})
-    run.write_state("running", started=run.state().get("started") or now())
+    run.write_state("running", started=run.state().get("started") or now(), error=None, ended=None)
     run.withdraw_answer()
     try:
         yield

@@ -218,10 +218,10 @@ class Run:
                 yield
 
     def write_state(self, state: str, **more: Any) -> None:
-        """Replace `run.json`; what was there and is not named now stays."""
-        current = self.state()
+        """Replace `run.json`; what was there and is not named now stays, and what is None goes."""
         path = self.path / "run.json"
-        write_json(path, {**current, "format": FORMAT, "state": state, "at": now(), **more}, mode=_PRIVATE)
+        said = {**self.state(), "format": FORMAT, "state": state, "at": now(), **more}
+        write_json(path, {name: value for name, value in said.items() if value is not None}, mode=_PRIVATE)
         self.note(path)
 
     def write_plan(self, plan: Plan) -> None:

@@ -211,6 +211,30 @@ def test_no_record_vouches_for_a_run_that_somebody_changed(workplace: Workplace,
     assert not (workplace.root / "elsewhere").exists()
 
 
+def test_no_document_repeats_numbers_that_somebody_edited(workplace: Workplace, published: Path) -> None:
+    path = published / "launches/01-baseline/levels/c1/level.json"
+    path.write_text(path.read_text().replace('"requests": 4', '"requests": 5', 1))
+    before = {doc: doc.read_bytes() for doc in workplace.root.rglob("*.md")}
+    refused = workplace.harness("publish", published)
+    assert (refused.code, "is not what was measured" in refused.err) == (2, True)
+    assert {doc: doc.read_bytes() for doc in workplace.root.rglob("*.md")} == before
+    for checked in (workplace.harness("publish", "--check"), workplace.harness("publish", "--check", published)):
+        assert checked.code == 1
+        assert "documents repeat runs that are not what was measured" in checked.err
+        assert published.name in checked.err
+
+
+def test_a_run_that_another_process_carries_out_is_not_logged_as_ended(workplace: Workplace, published: Path) -> None:
+    from harness.publish import targets
+    from harness.run.store import Run
+
+    run = Run(published)
+    run.write_state("running")
+    assert targets.log_failure(run, run.plan(), workplace.root) is None
+    run.write_state("interrupted", error="stopped")
+    assert targets.log_failure(run, run.plan(), workplace.root) == "LOGBOOK.md: entry added"
+
+
 def test_a_figure_is_drawn_beside_its_document_and_a_changed_one_is_stale(workplace: Workplace) -> None:
     pytest.importorskip("vl_convert")
     document = workplace.root / "docs" / "quick.md"

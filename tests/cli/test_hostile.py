@@ -63,6 +63,32 @@ def test_a_closed_stream_neither_hangs_nor_loses_a_run(workplace: Workplace, clo
     assert workplace.state()["state"] == "done"
 
 
+@pytest.mark.parametrize("reader", ["2>&1 | head -n 1", "2>&1 >/dev/null | true", "| true"])
+def test_a_run_whose_reader_goes_away_goes_on_to_its_end(workplace: Workplace, reader: str) -> None:
+    workplace.recipe()
+    line = f'"{sys.executable}" -m harness run quick.yaml {reader}; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", line], cwd=workplace.root, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert workplace.state()["state"] == "done"
+
+
+def test_the_newest_run_is_the_last_carried_out_whatever_its_name(workplace: Workplace) -> None:
+    for name in ("zebra", "aardvark"):
+        workplace.harness("run", workplace.recipe(), "--name", name)
+    assert workplace.harness("show", "--json").json["run"] == "aardvark"
+
+
+def test_a_run_that_went_on_after_an_error_no_longer_tells_it(workplace: Workplace) -> None:
+    from harness.run.store import Run
+
+    recipe = workplace.recipe()
+    workplace.harness("run", recipe, "--name", "first")
+    Run(workplace.root / "runs/first").write_state("interrupted", error="stopped while it was starting")
+    assert workplace.harness("run", recipe, "--resume").code == 0
+    shown = workplace.harness("show", "runs/first", "--json").json
+    assert (shown["state"], shown.get("error")) == ("done", None)
+
+
 def test_a_run_is_carried_out_by_one_process_at_a_time(workplace: Workplace) -> None:
     from harness.errors import InputError
     from harness.run.store import Run
