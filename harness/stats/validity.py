@@ -256,6 +256,12 @@ def _overload(result: LevelResult, context: Context) -> Iterator[Finding]:
         return
     full = min(record.end_s for record in context.records)  # until then in-flight grows on any server
     later = [record for record in sent if record.sent_s >= full]
+    if not later and len(sent) > 1:
+        last = max(record.sent_s for record in sent)
+        message = (
+            f"the last request left {last:.3g} s in, the first one ended {full:.3g} s in: the server only filled up"
+        )
+        yield Finding("suspect", "only-filled", message)
     span = max((record.sent_s for record in later), default=full) - full
     if span <= 0:
         return

@@ -1,5 +1,7 @@
 """Each rule of a level's verdict, with one fault at a time put into a level that is otherwise good."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.engines.engine import Evidence
@@ -384,6 +386,15 @@ def test_an_open_loop_beyond_what_the_server_completes_is_overloaded():
     [reason] = judge(open_level(), Context(records=queue(10, 8))).reasons
     assert reason.code == "overloaded"
     assert "in-flight grows by 2 requests a second and TTFT by 0.25 s a second" in reason.message
+
+
+def test_an_open_loop_that_is_over_before_its_first_request_ends_shows_a_server_filling_up():
+    """Thirty requests leave within 3 s, and none takes less than 3.5 s: no rate and no latency under it was seen."""
+    records = [replace(one, sent_s=0.1 * n, end_s=0.1 * n + 3.5) for n, one in enumerate(queue(10, 8)[:30])]
+    [reason] = judge(open_level(), Context(records=records)).reasons
+    assert (reason.code, reason.message) == (
+        "only-filled", "the last request left 2.9 s in, the first one ended 3.5 s in: the server only filled up",
+    )  # fmt: skip
 
 
 def test_an_open_loop_that_the_server_keeps_up_with_is_not():

@@ -107,7 +107,7 @@ def read(words: Sequence[str], *, first: int = 0, every: int = 1, count: int | N
 def table() -> str:
     """All faults, a line each."""
     return "\n".join(
-        f"  {name:<24}{kind.does}" + (f" (default {kind.default})" if kind.read else "")
+        f"  {name:<26}{kind.does}" + (f" (default {kind.default})" if kind.read else "")
         for name, kind in {**PROCESS, **REQUEST}.items()
     )
 
