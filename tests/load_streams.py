@@ -420,4 +420,49 @@ TRAPS = (
     Trap(
         "a chunk size that is none", STREAM + b"zz\r\nabc\r\n", ok=False, expected={"reason": "malformed"}, closed=True
     ),
+    Trap(
+        "a refusal is generated text",
+        plain(ROLE, '{"choices":[{"index":0,"delta":{"refusal":"No."},"finish_reason":"stop"}]}', USAGE % 2, DONE),
+        expected={"text": "No.", "output_tokens": 2, "tokens": [None]},
+    ),
+    Trap(
+        "content as a list of typed parts",
+        plain(
+            '{"choices":[{"index":0,"delta":{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},'
+            '"finish_reason":"stop"}]}',
+            USAGE % 2,
+            DONE,
+        ),
+        expected={"text": "ab", "output_tokens": 2, "tokens": [None]},
+    ),
+    Trap(
+        "cached tokens in the usage alone, as vLLM and SGLang say them",
+        plain(
+            chat("a", "stop"),
+            '{"choices":[],"usage":{"prompt_tokens":90,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":64}}}',
+            DONE,
+        ),
+        expected={"prompt_tokens": 90, "cached_tokens": 64, "output_tokens": 1},
+    ),
+    Trap(
+        "cached tokens in llama.cpp's timings alone",
+        plain(chat("a", "stop", timings={"cache_n": 24, "prompt_n": 52, "predicted_n": 1}), DONE),
+        expected={"cached_tokens": 24, "output_tokens": 1, "tokens": [1]},
+    ),
+    Trap(
+        "an end token that no chunk carried: it counts with the last one, and the record says so",
+        plain(
+            chat("a", None, usage={"prompt_tokens": 3, "completion_tokens": 1}),
+            chat("b", "stop", usage={"prompt_tokens": 3, "completion_tokens": 2}),
+            '{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":3}}',
+            DONE,
+        ),
+        expected={"output_tokens": 3, "tokens": [1, 2], "extra": {"tokens_after_last_chunk": 1}},
+    ),
+    Trap(
+        "bytes after the end that nobody asked for",
+        plain(chat("a", "stop"), USAGE % 1, DONE) + b"junk",
+        ok=False,
+        expected={"reason": "malformed", "detail": "4 bytes came after the end of the response"},
+    ),
 )

@@ -206,6 +206,13 @@ def test_a_healthy_level_is_valid_and_the_verdict_it_came_with_is_ignored():
             "the wall clock, whose stamps arrivals carry, was set by 200.0 ms during the level",
         ),
         (
+            level(client={"hosts": [{"clock_bound_s": 0.0002}, {"clock_bound_s": 0.0121}]}),
+            Context(),
+            "suspect",
+            "clocks-apart",
+            "the clocks of the machines that offer the load are compared to within 12.1 ms only",
+        ),
+        (
             level(metrics={"send_skew_s": Summary(n=900, p99=0.08)}),
             Context(),
             "suspect",
