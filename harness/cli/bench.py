@@ -31,8 +31,13 @@ def register(verbs: Verbs) -> None:
     bench.add_argument("-c", "--concurrency", metavar="N,N,...", help="levels of a closed loop (default: 1,2,5,10)")
     bench.add_argument("--rate", metavar="R,R,...", help="levels of an open loop instead: requests a second")
     bench.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="B", help="open loop: 1 is Poisson, less burstier"
+        "--burstiness",
+        type=_burstiness,
+        default=1.0,
+        metavar="B",
+        help="open loop: 1 is Poisson, less burstier, `constant` not at all",
     )
+    bench.add_argument("--ramp-up", type=float, metavar="S", help="closed loop: its slots begin over S seconds")
     bench.add_argument("-n", "--requests", type=int, metavar="N", help="requests a level (default: max(30, 4*C))")
     bench.add_argument("--duration", type=float, metavar="S", help="seconds a level; with -n, whichever comes first")
     bench.add_argument("--prompts", default="coding", metavar="SET", help="prompt set or JSONL file (default: coding)")
@@ -133,9 +138,9 @@ def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
         faults.append(Fault(f"`{arguments.url}` has a query", hint="give the server's address alone"))
     sweep = _sweep(arguments, faults)
     faults += [
-        Fault(f"--{name} must be a finite number, got {value}")
-        for name in ("duration", "temperature", "burstiness")
-        if not math.isfinite(value := getattr(arguments, name) or 0.0)
+        Fault(f"--{name.replace('_', '-')} must be a finite number, got {value}")
+        for name in ("duration", "temperature", "burstiness", "ramp_up")
+        if isinstance(value := getattr(arguments, name) or 0.0, float) and not math.isfinite(value)
     ]
     for name in ("requests", "max_tokens"):
         value = getattr(arguments, name)
@@ -196,6 +201,8 @@ def _sweep(arguments: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]
         sweep["requests"] = arguments.requests
     if arguments.duration is not None:
         sweep["duration_s"] = arguments.duration
+    if arguments.ramp_up is not None:
+        sweep["ramp_up_s"] = arguments.ramp_up
     if arguments.goodput:
         sweep["goodput"] = _objectives(arguments.goodput, faults)
     return sweep
@@ -212,6 +219,10 @@ def _objectives(words: Sequence[str], faults: list[Fault]) -> dict[str, float]:
         (milliseconds,) = _numbers("--goodput", text, float, faults)
         objectives[f"{name}_s"] = milliseconds / 1000
     return objectives
+
+
+def _burstiness(text: str) -> float | str:
+    return text if text == "constant" else float(text)
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float], faults: list[Fault]) -> list[float]:

@@ -168,11 +168,6 @@ def _place(folder: Path | None) -> Iterator[Path]:
     spool.remove(folder)
 
 
-def default_requests(concurrency: int) -> int:
-    """How many requests a level needs at least: `max(30, 4 * concurrency)`."""
-    return max(30, 4 * concurrency)
-
-
 def default_processes(load: Load) -> int:
     """Enough processes for the load, never all cores: one for 256 streams, at most a quarter of the cores."""
     streams = load.concurrency or math.ceil(load.rate or 1)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from harness import __version__
 from harness.errors import Fault, InputError
 from harness.files import digest
@@ -51,7 +53,8 @@ class PlannedLevel(Stored):
     mode: Literal["closed", "open", "serial"]
     concurrency: int | None = None
     rate: float | None = None
-    burstiness: float | None = None
+    burstiness: float | Literal["constant"] | None = None
+    ramp_up_s: float | None = None
     requests: int | None = None
     duration_s: float | None = None
     warmup_requests: int = 0
@@ -60,6 +63,12 @@ class PlannedLevel(Stored):
     profile: dict[str, float] | None = None  # traced for so many `seconds`, `after_s` of steady state
     request_timeout_s: float
     level_timeout_s: float
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a ramp, as before there were any: digests of plans and cells stay what they were."""
+        said: dict[str, Any] = write(self)
+        return {name: value for name, value in said.items() if name != "ramp_up_s" or value is not None}
 
 
 class PlannedCell(Stored):
@@ -429,6 +438,7 @@ def sweep_levels(sweep: Sweep) -> Iterator[dict[str, Any]]:
             "name": f"c{concurrency}",
             "mode": "closed",
             "concurrency": concurrency,
+            "ramp_up_s": sweep.ramp_up_s,
             "requests": sweep.requests or default,
             "duration_s": sweep.duration_s,
         }
@@ -458,7 +468,8 @@ def planned_level(level: Mapping[str, Any], expanded: Expanded, arm: PlannedArm)
     if level["mode"] == "serial":
         warm = 0
     rounds = math.ceil(((level["requests"] or 0) + warm) / (level.get("concurrency") or 1)) + 1
-    level_s = recipe.timeouts.level_s or (level.get("duration_s") or 0) + request_s * rounds
+    spans = sum(level.get(name) or 0 for name in ("duration_s", "ramp_up_s"))
+    level_s = recipe.timeouts.level_s or spans + request_s * rounds
     return PlannedLevel(
         **level,
         warmup_requests=warm,

@@ -92,10 +92,15 @@ class Sweep(Strict):
         default=None, min_length=1, description="closed loop: requests in flight, a level each"
     )
     rate: list[Seconds] | None = Field(default=None, min_length=1, description="requests a second, open loop")
-    serial: Count | None = Field(default=None, description="requests one after another, each on its own connection")
+    serial: Count | None = Field(default=None, description="requests one after another, with nothing beside them")
     requests: Count | None = Field(default=None, description="per level; default max(30, 4*C)")
-    duration_s: Seconds | None = Field(default=None, description="per level, in place of a number of requests")
-    burstiness: float = Field(default=1.0, gt=0, description="open loop: 1 is Poisson, larger is more regular")
+    duration_s: Seconds | None = Field(default=None, description="per level; with `requests`, whichever comes first")
+    burstiness: Seconds | Literal["constant"] = Field(
+        default=1.0, description="open loop: 1 is Poisson, larger is more regular, `constant` wholly so"
+    )
+    ramp_up_s: Seconds | None = Field(
+        default=None, description="closed loop: its slots begin one after another over this time, not all at once"
+    )
     goodput: Objectives | None = Field(default=None, description="objectives; requests that keep them all are counted")
     order: Literal["ascending", "shuffled"] = Field(default="ascending", description="of the levels of one launch")
     stop_when_saturated: bool = Field(
@@ -111,6 +116,8 @@ class Sweep(Strict):
             raise ValueError("`concurrency` and `rate` exclude each other")
         if not given and self.serial is None:
             raise ValueError("no level: give `concurrency`, `rate` or `serial`")
+        if self.ramp_up_s is not None and not self.concurrency:
+            raise ValueError("`ramp_up_s` is about the slots of a closed loop: it goes with `concurrency`")
         if self.stop_when_saturated and (self.order != "ascending" or not (self.concurrency or self.rate)):
             raise ValueError("`stop_when_saturated` needs `concurrency` or `rate` in ascending order")
         for name in given:

@@ -15,7 +15,7 @@ from harness.stats import slices, validity
 from harness.stats.level import LevelResult, Reason, Verdict
 
 # Facts of a level's `server` that were noted at the time and follow from nothing else that is stored.
-NOTED = ("profile", "log", "shared_with", "template_tokens")
+NOTED = ("profile", "log", "shared_with", "template_tokens", "unread")
 CUT = frozenset({"level-timeout"})  # reasons of levels that were broken off
 _LOG = "the server's log"
 _SLACK = 0.05  # a rate that may be further off than this by its two ends alone is no witness

@@ -134,6 +134,8 @@ def measure(bench: Bench, cell: PlannedCell) -> LevelResult | None:
     around = {**observer.named(), "flushed": flushed, **profiler.facts, **bench.facts, **observer.sharing()}
     if said := heard(_logged(bench, logged_before), bench.engine.figures, trace):
         around["log"] = said
+    if observer.faults:
+        around["unread"] = list(observer.faults)
     result = _judge(bench, cell, trace, observer, around, cut)
     bench.run.write_level(bench.launch.name, result)
     bench.tell("level-done", launch=bench.launch.name, level=level.name, result=result)
@@ -209,7 +211,8 @@ def _load(level: PlannedLevel) -> Load:
         requests=level.requests,
         duration_s=level.duration_s,
         rate=level.rate,
-        burstiness=level.burstiness if level.mode == "open" else 1.0,
+        burstiness=None if level.burstiness == "constant" else level.burstiness or 1.0,
+        ramp_up_s=level.ramp_up_s or 0.0,
         warmup_requests=level.warmup_requests,
         drain_warmup=level.drain,
         request_timeout_s=level.request_timeout_s,

@@ -1,5 +1,6 @@
 """`harness bench` as a whole command, against a server whose truth is known."""
 
+import itertools
 import json
 import os
 import re
@@ -60,6 +61,29 @@ def test_json_is_all_that_stdout_holds(truth, tmp_path):
     assert done.returncode == 0, done.stderr
     (level,) = json.loads(done.stdout)["levels"]
     assert (level["requests"], level["ok"], level["client"]["peak_in_flight"]) == (4, 4, 2)
+
+
+def records_of(folder):
+    (path,) = folder.glob("runs/*/launches/*/levels/*/requests.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_arrivals_are_constant_when_asked(truth, tmp_path):
+    words = ("--rate", "50", "--burstiness", "constant", "-n", "10", "--max-tokens", "2")
+    assert bench(tmp_path, truth.url, *words).returncode == 0
+    due = sorted(record["scheduled_s"] for record in records_of(tmp_path))
+    assert [after - before for before, after in itertools.pairwise(due)] == pytest.approx([0.02] * 9, abs=1e-6)
+    assert bench(tmp_path, truth.url, "--burstiness", "even").returncode == 2
+
+
+def test_the_slots_of_a_closed_loop_begin_over_a_ramp_when_asked(truth, tmp_path):
+    words = ("-c", "4", "--duration", "1.5", "--ramp-up", "1", "--max-tokens", "2")
+    assert bench(tmp_path, truth.url, *words).returncode in {0, 6}  # it may never hold four at once
+    records = records_of(tmp_path)
+    for slot in range(4):  # 0, 0.25, 0.5 and 0.75 s after the start
+        assert min(record["sent_s"] for record in records if record["slot"] == slot) >= 0.25 * slot
+    refused = bench(tmp_path, truth.url, "--rate", "5", "--ramp-up", "1")
+    assert (refused.returncode, "it goes with `concurrency`" in refused.stderr) == (2, True)
 
 
 def test_every_fault_of_the_command_line_is_named_at_once(tmp_path):

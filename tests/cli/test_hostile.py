@@ -72,6 +72,15 @@ def test_a_run_whose_reader_goes_away_goes_on_to_its_end(workplace: Workplace, r
     assert workplace.state()["state"] == "done"
 
 
+def test_counters_that_could_not_be_read_leave_the_reason_in_the_level(workplace: Workplace) -> None:
+    text = MATRIX.replace("sequence-ms: 0.1}", "sequence-ms: 0.1, fault: no-metrics}")
+    assert text != MATRIX
+    workplace.harness("run", workplace.recipe(text))
+    (path, *_) = sorted(workplace.run().glob("launches/*/levels/*/level.json"))
+    assert "/metrics` could not be read: 404" in json.loads(path.read_text())["server"]["unread"][0]
+    assert workplace.harness("verify", workplace.run()).code == 0
+
+
 def test_the_newest_run_is_the_last_carried_out_whatever_its_name(workplace: Workplace) -> None:
     for name in ("zebra", "aardvark"):
         workplace.harness("run", workplace.recipe(), "--name", name)

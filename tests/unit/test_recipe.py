@@ -278,6 +278,20 @@ def test_a_profiled_level_is_another_cell_and_every_other_level_the_same(tmp_pat
     assert cells[1][1].level.profile == {"after_s": 5.0, "seconds": 1.0}
 
 
+def test_a_ramp_makes_other_cells_and_constant_arrivals_too_and_neither_moves_those_without(tmp_path: Path) -> None:
+    def levels(sweep: str) -> dict[str, tuple[str, dict[str, object]]]:
+        made = plan.make(loaded(tmp_path, BASE.replace("sweep: {concurrency: [4, 1]}", f"sweep: {{{sweep}}}")), FOUND)
+        return {cell.level.name: (cell.cell_id, cell.level.model_dump()) for cell in made.launches[0].cells}
+
+    plain, ramped = levels("concurrency: [4, 1]"), levels("concurrency: [4, 1], ramp_up_s: 2")
+    assert [level["ramp_up_s"] for _, level in ramped.values()] == [2.0, 2.0]
+    assert not any("ramp_up_s" in level for _, level in plain.values())  # or every digest of before would be another
+    assert all(plain[name][0] != ramped[name][0] for name in plain)
+    poisson, constant = levels("rate: [5]"), levels("rate: [5], burstiness: constant")
+    assert [each["r5"][1]["burstiness"] for each in (poisson, constant)] == [1.0, "constant"]
+    assert poisson["r5"][0] != constant["r5"][0]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

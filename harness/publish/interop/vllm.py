@@ -69,9 +69,14 @@ def _head(measured: Measured) -> dict[str, Any]:
         "harness_verdict": result.verdict.state,
         "harness_simulated": str(result.simulated).lower(),
         "request_rate": "inf" if measured.rate is None else measured.rate,
-        "burstiness": result.level.get("burstiness") or 1.0,
+        "burstiness": _burstiness(result.level.get("burstiness")),
         "max_concurrency": measured.concurrency,
     }
+
+
+def _burstiness(ours: float | str | None) -> float | None:
+    """Theirs has no constant arrivals: None."""
+    return None if isinstance(ours, str) else ours or 1.0
 
 
 def _details(measured: Measured) -> dict[str, Any]:
