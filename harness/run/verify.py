@@ -33,6 +33,9 @@ from harness.stats.level import MEASUREMENT, LevelResult
 
 SAME = 1e-9  # relative: sums come out the same to the last bits only with the same numpy on the same processor
 _ABSENT = "(nothing)"
+_WORDS = frozenset(
+    {"sentence", "message", "notes"}
+)  # what other keys say, in words that a later harness may choose anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,9 @@ class Verification:
 
     `numbers` counts values that were derived again, `digests` those recomputed from files, `levels` the levels whose
     every number was. `missing` holds file and key of values that can be derived and are not stored, `bare` the
-    levels without requests, `taken` the event of each cell, by launch and level, that another run measured.
+    levels without requests, `taken` the event of each cell, by launch and level, that another run measured. `intact`
+    are the files that are to the byte what they were (None: nobody noted what), `reworded` their sentences that
+    this harness words otherwise.
     """
 
     run_id: str
@@ -66,6 +71,8 @@ class Verification:
     missing: list[tuple[str, str]] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)
     taken: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    intact: set[str] | None = field(default_factory=set)
+    reworded: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def sentence(self) -> str:
@@ -93,7 +100,12 @@ class Verification:
         """Hold two JSON values against each other, leaf by leaf."""
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
             for name, value in stored.items():
-                self.compare(file, value, derived.get(name, _ABSENT), f"{key}.{name}" if key else str(name))
+                place = f"{key}.{name}" if key else str(name)
+                kept = self.intact is None or file in self.intact
+                if kept and name in _WORDS and derived.get(name, value) != value:
+                    self.reworded.append((file, place))
+                else:
+                    self.compare(file, value, derived.get(name, _ABSENT), place)
             # An older harness derived less. Where somebody took a value out, the file's digest says so.
             self.missing += [
                 (file, f"{key}.{name}" if key else str(name))
@@ -141,6 +153,7 @@ def verify(run: Run) -> Verification:
     if found.bare:
         found.unchecked.append(f"the numbers of {len(found.bare)} levels: requests are not here ({found.bare[0]} ...)")
     found.unchecked += _not_stored(found.missing)
+    found.unchecked += _said_otherwise(found.reworded)
     return found
 
 
@@ -170,6 +183,14 @@ def _not_stored(missing: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{files[0]}{also}: no {holds}: written by a harness that did not derive them"
 
 
+def _said_otherwise(reworded: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Sentences of an older harness, a line a file: the file is what it was, and this harness words them anew."""
+    for file in dict.fromkeys(file for file, _ in reworded):
+        places = [place for one, place in reworded if one == file]
+        more = f" and {len(places) - 1} more" if places[1:] else ""
+        yield f"{file}: {places[0]}{more}: this harness says it in other words"
+
+
 def has_requests(run: Run) -> bool:
     """Whether the requests of every finished level are here; a record for documents leaves them out."""
     return all(
@@ -185,6 +206,7 @@ def _files(run: Run, found: Verification) -> None:
     """Every file that was finished, against what it was then."""
     if not run.keeps_digests():
         found.unchecked.append(f"files: this run kept no {ledger.NAME}, so a changed file shows only in its numbers")
+        found.intact = None
         return
     noted = ledger.noted(run.path)
     if not ledger.kept(run.path):
@@ -194,8 +216,10 @@ def _files(run: Run, found: Verification) -> None:
         return
     for where, fault in ledger.faults(run.path):
         found.differences.append(Difference(where, "line", fault, "a line as the harness wrote it"))
+    now = {one.path: ledger.sha256_now(run.path, one) for one in noted.values()}
     for one in noted.values():
-        found.hold(one.path, "sha256", one.sha256, ledger.sha256_now(run.path, one) or "(no such file)")
+        found.hold(one.path, "sha256", one.sha256, now[one.path] or "(no such file)")
+    found.intact = {one.path for one in noted.values() if now[one.path] == one.sha256}
     _without_line(run, [file for file in _finished(run) if file not in noted], found)
     _taken_over(run, found)
 

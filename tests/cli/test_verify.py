@@ -50,6 +50,26 @@ def told(workplace: Workplace, run: Path) -> list[tuple[str, str]]:
     return [(one["file"], one["key"]) for one in answer.json["differences"]]
 
 
+def test_a_sentence_that_a_later_harness_words_otherwise_is_no_difference_and_an_edited_one_is(
+    workplace: Workplace, run: Path
+) -> None:
+    path, ledger = run / "comparison.json", run / "digests.jsonl"
+    as_it_was = path.read_bytes()
+    answer = json.loads(as_it_was)
+    answer["comparisons"][0]["notes"] = ["an older harness put it so"]
+    path.write_text(json.dumps(answer))
+    assert ("comparison.json", "sha256") in told(workplace, run)
+    noted = [json.loads(line) for line in ledger.read_text().splitlines()]
+    size, sha256 = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+    for line in noted:
+        if line["path"] == "comparison.json":
+            line |= {"size": size, "sha256": sha256}  # as that harness noted it
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in noted))
+    assert told(workplace, run) == []
+    unchecked = workplace.harness("verify", run, "--json").json["unchecked"]
+    assert "comparison.json: comparisons[0].notes: this harness says it in other words" in unchecked
+
+
 def test_a_finished_run_comes_out_again_number_by_number(workplace: Workplace, run: Path) -> None:
     answer = workplace.harness("verify", run, "--json")
     assert (answer.code, answer.json["differences"], answer.json["unchecked"]) == (0, [], [])
