@@ -33,9 +33,8 @@ from harness.stats.level import MEASUREMENT, LevelResult
 
 SAME = 1e-9  # relative: sums come out the same to the last bits only with the same numpy on the same processor
 _ABSENT = "(nothing)"
-_WORDS = frozenset(
-    {"sentence", "message", "notes"}
-)  # what other keys say, in words that a later harness may choose anew
+# Keys of what others say in words, which a later harness may choose anew.
+_WORDS = frozenset({"sentence", "message", "notes"})
 
 
 @dataclass(frozen=True, slots=True)
