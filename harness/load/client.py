@@ -499,6 +499,7 @@ class Level:
             clock_step_s=step,
             cpus=self.cpus,
             reconnects=sum(fact["reconnects"] for fact in self.facts),
+            busiest=max((fact["busiest"] for fact in self.facts if fact["busiest"] is not None), default=None),
         )
         return LevelTrace(
             tuple(records), facts, self.started_ns / 1e9, self.load.mode, self.load.concurrency, stopped=self.stopped

@@ -318,6 +318,7 @@ def merged(parts: Sequence[Part], load: Load, start_ns: int) -> LevelTrace:
         wrapped=sum(each.wrapped for each in facts),
         clock_step_s=max((each.clock_step_s for each in facts), key=abs),
         reconnects=sum(each.reconnects for each in facts),
+        busiest=max((each.busiest for each in facts if each.busiest is not None), default=None),
         hosts=tuple(_host(part) for part in parts),
     )
     stopped = any(part.stopped for part in parts)

@@ -169,6 +169,8 @@ class Reader:
         self.reads = 0
         self.nap_s = 0.0
         self.paced = (0, 0)  # reads and ended requests when the pace was last looked at
+        self.worked = 0  # nanoseconds of CPU time by then
+        self.busiest: float | None = None  # the largest share of a core taken between two looks
         self.sent = 0
         self.done = 0
         self.failed = 0
@@ -273,6 +275,7 @@ class Reader:
         while (left := start_ns - _clock()) > 0:
             time.sleep(left / 1e9)
         self.before = self.polled = _clock()
+        self.worked = time.process_time_ns()
         if job["mode"] == "closed":
             self._ramp()
         else:
@@ -362,12 +365,14 @@ class Reader:
                 self._abandon()
 
     def _pace(self, span_ns: int) -> None:
-        """Whether to nap before each poll from now on, by what the last `span_ns` brought.
+        """How busy this process was in the last `span_ns`, and whether to nap before each poll from now on.
 
         Where chunks come every few dozen microseconds, waking for each costs more than reading it. The kernel stamps
         them all the same, so a nap makes them later read, not later known; and an ended request's successor waits for
         it, which is nothing beside a request of many chunks.
         """
+        worked, self.worked = self.worked, time.process_time_ns()
+        self.busiest = max(self.busiest or 0.0, (self.worked - worked) / span_ns)
         reads, ends = self.reads - self.paced[0], self.done + self.failed - self.paced[1]
         self.paced = (self.reads, self.done + self.failed)
         often = reads * 1e9 > _OFTEN_S * span_ns and reads > _LONG * ends
@@ -891,6 +896,7 @@ def _measure(job: dict[str, Any]) -> int:
     _say(
         {
             "cpu_s": cpu,
+            "busiest": reader.busiest,
             "wall_s": wall / 1e9,
             "reads": reader.reads,
             "reconnects": reader.reconnects,

@@ -136,6 +136,7 @@ class ClientFacts:
     clock_step_s: float = 0.0  # how far the wall clock was set during the level: kernel stamps are wall-clock stamps
     cpus: tuple[int, ...] = ()  # cores the measuring processes were bound to; empty: not bound
     reconnects: int = 0
+    busiest: float | None = None  # largest share of a core that one process took in half a second; None: too short
     hosts: tuple[dict[str, Any], ...] = ()  # where the load came from several machines: each one's share and clock
 
 

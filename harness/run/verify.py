@@ -523,6 +523,7 @@ def _client(
         clock_step_s=float(told.get("clock_step_s") or 0.0),
         cpus=tuple(told.get("cpus") or ()),
         reconnects=int(told.get("reconnects") or 0),
+        busiest=told.get("cpu_share_most"),
     )
     note = told.get("capacity_note")
     return facts, None if note is None else (told.get("capacity_chunks_s"), str(note))

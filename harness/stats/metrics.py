@@ -291,6 +291,7 @@ def client_facts(trace: LevelTrace, window: Window, capacity: tuple[float | None
         "cpus": list(client.cpus),
         "cpu_s": client.cpu_s,
         "cpu_share": client.cpu_s / (client.wall_s * client.processes) if client.wall_s else None,
+        "cpu_share_most": client.busiest,
         "parse_s": client.parse_s,
         "kernel_stamps": client.kernel_stamps,
         "lag_p50_s": float(np.quantile(lag, 0.50)) if lag is not None else None,

@@ -106,9 +106,21 @@ def test_a_reader_naps_only_where_stamps_tell_the_time_and_many_chunks_come(
 ) -> None:
     reader = Watched()
     reader.slots, reader.paced = {3: reader.slot, 4: Slot(1)}, (1_000, 10)
+    reader.worked, reader.busiest = 0, None
     reader.slot.log = [((b"data", [(1, 37, b"")] if stamps else [], 0, None), 0, 0)]
     reader.reads, reader.done, reader.failed = 1_000 + reads, 10 + ends - 1, 1
     reader._pace(500_000_000)
     assert (reader.nap_s > 0) == naps
     reader._pace(500_000_000)  # nothing came since
     assert reader.nap_s == 0
+
+
+def test_the_busiest_half_second_of_a_level_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three spans of half a second the CPU took 0.1, 0.4 and 0.2 s: at most 0.8 of a core."""
+    reader = Watched()
+    reader.slots, reader.paced, reader.reads, reader.done, reader.failed = {}, (0, 0), 0, 0, 0
+    reader.worked, reader.busiest = 1_000, None
+    for worked in (100_001_000, 500_001_000, 700_001_000):
+        monkeypatch.setattr("time.process_time_ns", lambda worked=worked: worked)
+        reader._pace(500_000_000)
+    assert reader.busiest == pytest.approx(0.8)
