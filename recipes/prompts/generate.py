@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the prompt sets beside this file: `coding.jsonl`, `encyclopedic.jsonl` (256 prompts each), `manifest.json`.
+"""Writes the prompt sets beside this file, 256 prompts each (`coding`, `agentic`, `encyclopedic`, `repeating`), and
+`manifest.json`.
 
     python recipes/prompts/generate.py           write them
     python recipes/prompts/generate.py --check   exit 1 if what is there differs
@@ -332,6 +333,27 @@ TASKS: tuple[Task, ...] = (
     lambda topic, language, code: f"Given this {language} implementation of {topic},\n```{code}```\nadd logging, metrics for latency and errors, cancellation, and configuration from the environment. Show the complete code twice: first as a patch in unified diff form, then whole. Close with the three things most likely to break in production and how an operator would notice each.",
 )  # fmt: skip
 
+# --- agentic: the same 16 programs x 16 situations in which somebody's coding agent has to take its next step ---------
+
+SITUATIONS: tuple[Task, ...] = (
+    lambda topic, language, code: "A user asks for it. Name your first three tool calls.",
+    lambda topic, language, code: f"You called read_file and got this ({language}, {topic}):\n```{code}```\nThe task is: callers must be able to cancel it. Answer with one JSON object with the keys tool and arguments, where tool is edit_file or run, and with nothing else.",
+    lambda topic, language, code: f"The tool run returned exit status 1 and this text: `1 failed, 11 passed: the case with an empty input raised an error`. The file under test, about {topic}, is:\n```{code}```\nSay in two sentences what you think is wrong, then write the {language} edit as a unified diff, then the command that shows that it helped.",
+    lambda topic, language, code: f"Plan before you act: {topic} is to be moved from one {language} module into a package of its own, with tests, a changelog entry and no change for callers. Write the plan as a numbered list of tool calls, each with what you expect to see and what you do if you see something else.",
+    lambda topic, language, code: f"Your context is nearly full. Summarise the work so far so that another agent can go on with it: you were asked to speed up {topic}, you have read the {language} file below, measured it twice (1.8 s and 1.7 s for a million items), tried one change that made it slower, and undone that.\n```{code}```\nThe summary has four parts: the goal, what is known, what was tried, and the next step.",
+    lambda topic, language, code: f"A user says: it is slow. All you know is that it is about {topic}, in {language}. Ask the two questions whose answers would change what you do, and no others.",
+    lambda topic, language, code: f"You may call search(text), read_file(path), edit_file(path, old, new) and run(command). search('TODO') found one place, in a {language} file about {topic}:\n```{code}```\nThe user wants every TODO either done or turned into an issue text. There is none in the file you read, though search found one: give the next three calls and the reason for each, and say what you would tell the user if the third finds nothing either.",
+    lambda topic, language, code: f"Another agent that you started reports: `{topic} is done, all tests pass`. It changed one {language} file, which is now:\n```{code}```\nList what you check before you believe it, each check as a command or a place to look, ordered by how likely it is to find something.",
+    lambda topic, language, code: f"Your change adds {topic}. Write the commit message: one sentence that says why, then at most three lines.",
+    lambda topic, language, code: f"Two branches changed the same {language} file, which holds {topic}. Ours is:\n```{code}```\nTheirs renames every public name to a longer one and adds a parameter `limit` that bounds how much work is done. Merge both by hand: show the merged file, then list each place where the two disagreed and what you decided, then the calls that you would have to change elsewhere and how you would find them all.",
+    lambda topic, language, code: f"The continuous integration log ends with `killed: out of memory` after 14 minutes, in the job that tests {topic} ({language}). Locally the tests pass in 9 seconds. Here is what is tested:\n```{code}```\nWrite down three hypotheses, each with the cheapest experiment that would refute it, and the tool call for the first experiment.",
+    lambda topic, language, code: f"A tool asks for leave to run `rm -rf build dist ../cache` so that {topic} is built afresh ({language}). Decide: yes, no or something else. Give the decision first, then the reason in two sentences.",
+    lambda topic, language, code: f"Do these five things to the {language} file about {topic} below, in this order, and show the whole file after each: (1) add a docstring or header comment that says what it promises; (2) refuse bad input with a clear error; (3) make it possible to test without a clock, a network or threads, where it uses any; (4) write three tests; (5) remove what is no longer used. Keep a list of the steps at the top and tick them off as you go.\n```{code}```\nIf a step turns out to need nothing, say so and why, and go on with the next one.",
+    lambda topic, language, code: f"You bisected a regression in {topic}: good at commit 41, bad at commit 58, and the {language} code did not change between them. What did, and how do you find out? List your next calls, with what each rules out.",
+    lambda topic, language, code: f"Here is the transcript so far.\nuser: make {topic} safe to use from several threads, or say why it is already.\nagent: I will read it first.\ntool read_file:\n```{code}```\nagent: I will look for callers.\ntool search: src/main, line 88; src/worker, line 12; tests/all, lines 5, 9 and 31.\nuser: worker starts sixteen threads and main only one; please do not make main slower.\nGo on as the agent: think aloud in at most five sentences, then write the new {language} code, then a test that fails on the old code nine times out of ten, and end with one sentence to the user that promises no more than the test shows.",
+    lambda topic, language, code: f"You have used 40 of 50 allowed tool calls on {topic} and the {language} tests still fail. Tell the user where things stand and what you propose, in a paragraph that they can decide from.",
+)  # fmt: skip
+
 # --- encyclopedic: 64 subjects x 4 forms, and 16 fields to compare within -------------------------------------------
 
 SUBJECTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -375,6 +397,13 @@ def coding() -> Iterator[str]:
         yield f"{_upper(topic)}, {language}. {TASKS[i % 16](topic, language, code)}"
 
 
+def agentic() -> Iterator[str]:
+    """256 prompts to a coding agent: every situation with every program, once; subjects in another order than `coding`."""
+    for i in range(PER_SET):
+        topic, language, code = PROGRAMS[(5 * i + i // 16) % 16]
+        yield f"{_upper(topic)}, {language}. {SITUATIONS[i % 16](topic, language, code)}"
+
+
 def encyclopedic() -> Iterator[str]:
     """256 prompts about the world: each of 64 topics in every form, once."""
     for i in range(PER_SET):
@@ -396,6 +425,9 @@ def repeating() -> Iterator[str]:
         yield f"Copy this line of code ten times: {line}"
 
 
+_SETS = {"coding": coding, "agentic": agentic, "encyclopedic": encyclopedic, "repeating": repeating}
+
+
 def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -404,7 +436,7 @@ def files() -> dict[str, bytes]:
     """All files by name."""
     written: dict[str, bytes] = {}
     sets: dict[str, object] = {}
-    for name, prompts in (("coding", coding), ("encyclopedic", encyclopedic), ("repeating", repeating)):
+    for name, prompts in _SETS.items():
         texts = list(prompts())
         lines = [
             json.dumps({"id": f"{name}-{i:03d}", "text": text}, ensure_ascii=False) for i, text in enumerate(texts)

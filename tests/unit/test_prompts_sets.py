@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "prompts"
-SETS = ("coding", "encyclopedic")
+SETS = ("coding", "agentic", "encyclopedic")
 
 
 def texts(name):
@@ -22,7 +22,7 @@ def test_the_files_are_what_the_generator_writes():
     checked = subprocess.run(
         [sys.executable, str(FOLDER / "generate.py"), "--check"], capture_output=True, text=True, check=False
     )
-    names = ["coding.jsonl", "encyclopedic.jsonl", "repeating.jsonl", "manifest.json"]
+    names = ["coding.jsonl", "agentic.jsonl", "encyclopedic.jsonl", "repeating.jsonl", "manifest.json"]
     assert checked.stdout.splitlines() == [f"{name}: as generated" for name in names]
     assert checked.returncode == 0
 
