@@ -80,9 +80,19 @@ def show_plan(arguments: argparse.Namespace) -> int:
     arguments.talk.data(data, _plan_view(plan, found, written if arguments.where else []))
     if scripts and not arguments.talk.as_json:  # as they are: a wrapped line would be another script
         arguments.talk.data(None, "\n".join(["", *scripts]))
+    _tell_missing(arguments, plan)
     if not arguments.resume and any(fate.fate == "reuse" for fate in found):
         arguments.talk.line("reuse and stale are what `--resume` would do; without it every cell is run")
     return 0
+
+
+def _tell_missing(arguments: argparse.Namespace, plan: "Plan") -> None:
+    """What a run would refuse for want of a document; nothing is loaded for a plan that publishes nothing."""
+    if plan.publish:
+        from harness.publish import targets
+
+        for trouble in targets.missing(plan, project_folder()):
+            arguments.talk.line(f"warning: `harness run` will refuse: {trouble.message}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,29 @@ def check(plan: Plan, root: Path) -> None:
     """Before anything starts: can everything be published that the recipe says?
 
     Raises:
-        InputError: a document or its marker is missing, or the logbook is.
+        InputError: documents or their markers are missing, or the logbook is; names all of them.
     """
+    found = missing(plan, root)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        details = [f"{error.message} ({error.hint})" if error.hint else error.message for error in found]
+        raise InputError(f"{len(found)} of what the recipe publishes into are missing", details=details)
+
+
+def missing(plan: Plan, root: Path) -> list[InputError]:
+    """Why what the recipe says cannot be published, an error for each document; empty where it can."""
+    found = []
     for target in plan.publish:
-        if target["kind"] == "doc":
-            docs.check(root / target["doc"], target["block"])
-        elif target["kind"] == "logbook" and not (root / LOGBOOK).is_file():
-            raise InputError(f"there is no `{root / LOGBOOK}`", hint="make it with a title line; the harness appends")
+        try:
+            if target["kind"] == "doc":
+                docs.check(root / target["doc"], target["block"])
+            elif target["kind"] == "logbook" and not (root / LOGBOOK).is_file():
+                hint = "make it with a title line; the harness appends"
+                raise InputError(f"there is no `{root / LOGBOOK}`", hint=hint)
+        except InputError as error:
+            found.append(error)
+    return found
 
 
 def publish(run: Run, plan: Plan, answer: Answer | None, root: Path) -> Iterator[str]:

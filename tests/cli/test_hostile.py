@@ -72,6 +72,17 @@ def test_a_run_whose_reader_goes_away_goes_on_to_its_end(workplace: Workplace, r
     assert workplace.state()["state"] == "done"
 
 
+def test_all_documents_that_are_missing_are_named_at_once_and_before_a_run(workplace: Workplace) -> None:
+    publish = "publish: [{doc: docs/one.md, block: a}, {doc: docs/two.md, block: b}, logbook]\n"
+    recipe = workplace.recipe(MATRIX + publish)
+    (workplace.root / "LOGBOOK.md").unlink(missing_ok=True)
+    planned, refused = workplace.harness("plan", recipe), workplace.harness("run", recipe)
+    assert (planned.code, refused.code) == (0, 2)
+    for name in ("one.md", "two.md", "LOGBOOK.md"):
+        assert name in refused.err
+        assert any("`harness run` will refuse" in line and name in line for line in planned.err.splitlines())
+
+
 def test_counters_that_could_not_be_read_leave_the_reason_in_the_level(workplace: Workplace) -> None:
     text = MATRIX.replace("sequence-ms: 0.1}", "sequence-ms: 0.1, fault: no-metrics}")
     assert text != MATRIX
