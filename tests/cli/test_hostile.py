@@ -54,22 +54,23 @@ def test_two_rates_are_two_levels_however_near(workplace: Workplace) -> None:
     assert levels == ["r5", "r20.00000001", "r20.00000002"]
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_closed_stream_neither_hangs_nor_loses_a_run(workplace: Workplace, closed: str) -> None:
+def runs_whole_in_bash(workplace: Workplace, redirected: str) -> None:
+    """A run whose command line ends so exits with 0, and is done."""
     workplace.recipe()
-    line = f'"{sys.executable}" -m harness run quick.yaml {closed}'
+    line = f'"{sys.executable}" -m harness run quick.yaml {redirected}'
     done = subprocess.run(["bash", "-c", line], cwd=workplace.root, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert workplace.state()["state"] == "done"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_stream_neither_hangs_nor_loses_a_run(workplace: Workplace, closed: str) -> None:
+    runs_whole_in_bash(workplace, closed)
 
 
 @pytest.mark.parametrize("reader", ["2>&1 | head -n 1", "2>&1 >/dev/null | true", "| true"])
 def test_a_run_whose_reader_goes_away_goes_on_to_its_end(workplace: Workplace, reader: str) -> None:
-    workplace.recipe()
-    line = f'"{sys.executable}" -m harness run quick.yaml {reader}; exit ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", line], cwd=workplace.root, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert workplace.state()["state"] == "done"
+    runs_whole_in_bash(workplace, f"{reader}; exit ${{PIPESTATUS[0]}}")
 
 
 def test_all_documents_that_are_missing_are_named_at_once_and_before_a_run(workplace: Workplace) -> None:

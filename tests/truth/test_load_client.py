@@ -128,6 +128,16 @@ def test_every_stamp_lies_between_the_server_sending_this_chunk_and_the_next(tru
     assert seen > 100
 
 
+def assert_known_when_sent(trace, log, *, chunks):
+    """Every request has so many chunks, none stamped before it was sent nor, bursts aside, after the next one was."""
+    for record in trace.records:
+        sent = [(at - round(trace.started_at * 1e9)) / 1e9 for _, at, _ in log[record.index]["chunks"]]
+        assert len(record.chunks) == len(sent) == chunks
+        for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
+            assert begun - 1e-6 <= chunk.at_s
+            assert (chunk.since_s if chunk.merged else chunk.at_s) <= following + burst(record)
+
+
 def test_a_client_whose_core_others_keep_busy_still_knows_when_each_chunk_came(truth):
     """Three processes share its core, so that it reads chunks late and several at once; the kernel's stamps stand.
 
@@ -146,12 +156,7 @@ def test_a_client_whose_core_others_keep_busy_still_knows_when_each_chunk_came(t
             process.wait()
     log = {entry["id"]: entry for entry in truth.log()}
     assert reasons(trace) == {None: 24}
-    for record in trace.records:
-        sent = [(at - round(trace.started_at * 1e9)) / 1e9 for _, at, _ in log[record.index]["chunks"]]
-        assert len(record.chunks) == len(sent) == 40
-        for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
-            assert begun - 1e-6 <= chunk.at_s
-            assert (chunk.since_s if chunk.merged else chunk.at_s) <= following + burst(record)
+    assert_known_when_sent(trace, log, chunks=40)
 
 
 def test_a_reader_that_naps_between_polls_knows_when_each_chunk_came_all_the_same():
@@ -162,12 +167,7 @@ def test_a_reader_that_naps_between_polls_knows_when_each_chunk_came_all_the_sam
         log = {entry["id"]: entry for entry in server.log()}
     assert reasons(trace) == {None: 48}
     assert 0 < trace.client.busiest < 1.1  # a level of two seconds; the clock of CPU time ticks apart from the wall's
-    for record in trace.records:
-        sent = [(at - round(trace.started_at * 1e9)) / 1e9 for _, at, _ in log[record.index]["chunks"]]
-        assert len(record.chunks) == len(sent) == 300
-        for chunk, begun, following in zip(record.chunks, sent, [*sent[1:], float("inf")], strict=True):
-            assert begun - 1e-6 <= chunk.at_s
-            assert (chunk.since_s if chunk.merged else chunk.at_s) <= following + burst(record)
+    assert_known_when_sent(trace, log, chunks=300)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are read on Linux alone")
